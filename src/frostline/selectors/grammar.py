@@ -1,0 +1,169 @@
+"""Parses config values into selectors. Knows YAML shapes, not models: matching comes later."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, cast
+
+from frostline.config.origin import Key, Origins
+from frostline.errors import Problem, SelectorError
+from frostline.selectors.selector import Kind, Selector, known_kinds
+
+_MODIFIERS = ("within", "except", "optional")
+_BARE_KIND = "name"  # a bare string; not writable as a key
+
+
+def parse_selectors(value: Any, origins: Origins | None = None) -> tuple[Selector, ...]:
+    """Selectors of a config value: a string, a mapping, or a list of them (a scalar is a one-entry list).
+
+    Raises:
+        SelectorError: one problem for each malformed entry.
+    """
+    entries = cast("list[Any]", value) if isinstance(value, list) else [value]
+    origins = origins or Origins()
+    problems: list[Problem] = []
+    selectors: list[Selector] = []
+    for index, entry in enumerate(entries):
+        keys: tuple[Key, ...] = (index,) if isinstance(value, list) else ()
+        selector = _parse(entry, origins.below(*keys), problems)
+        if selector is not None:
+            selectors.append(selector)
+    if problems:
+        raise SelectorError.from_problems(problems)
+    return tuple(selectors)
+
+
+def parse_selector(value: Any, origins: Origins | None = None) -> Selector:
+    """The one selector of a string or mapping.
+
+    Raises:
+        SelectorError: the value is malformed.
+    """
+    problems: list[Problem] = []
+    selector = _parse(value, origins or Origins(), problems)
+    if selector is None:
+        raise SelectorError.from_problems(problems)
+    return selector
+
+
+def selector_problems(value: Any, origins: Origins) -> list[Problem]:
+    """The faults of a config value, for a caller that reports all problems of a file at once."""
+    try:
+        parse_selectors(value, origins)
+    except SelectorError as error:
+        return list(error.problems)
+    return []
+
+
+def _parse(value: Any, origins: Origins, problems: list[Problem]) -> Selector | None:
+    where = str(origins.at())
+    if isinstance(value, str):
+        return _build(_BARE_KIND, value, {}, origins, problems)
+    if not isinstance(value, Mapping):
+        shown = {True: "true", False: "false", None: "null"}.get(value, repr(value)) if _is_scalar(value) else repr(value)
+        problems.append(
+            Problem(
+                f"{shown} is not a selector",
+                where,
+                "a module name such as `encoder`, or a mapping with one of: " + ", ".join(_writable_kinds()),
+                "write a name, or remove the key; `[]` selects nothing",
+            )
+        )
+        return None
+    mapping = cast("Mapping[Any, Any]", value)
+    kinds = [key for key in mapping if key in _writable_kinds()]
+    if len(kinds) != 1:
+        known = {*_writable_kinds(), *_MODIFIERS}
+        unknown = [str(key) for key in mapping if key not in known]
+        hints = [near for key in unknown for near in difflib.get_close_matches(key, sorted(known), n=1)]
+        what = (
+            f"a selector has one kind, but this mapping has {' and '.join(f'`{kind}`' for kind in kinds)}"
+            if kinds
+            else f"this mapping names no kind of selector (keys: {', '.join(str(key) for key in mapping) or 'none'})"
+        )
+        fix = "write two list entries, or `within:` for an intersection" if kinds else "name what to select"
+        possible = f"nearest: {', '.join(hints)}" if hints else "kinds: " + ", ".join(_writable_kinds())
+        problems.append(Problem(what, where, possible, fix))
+        return None
+    options = known_kinds()[kinds[0]].options
+    allowed = {kinds[0], *_MODIFIERS, *options}
+    for key in mapping:
+        if key not in allowed:
+            hints = difflib.get_close_matches(str(key), sorted(allowed), n=1)
+            problems.append(
+                Problem(
+                    f"unknown key `{key}` in a `{kinds[0]}` selector",
+                    str(origins.at(key)),
+                    f"nearest: {hints[0]}" if hints else "keys: " + ", ".join(sorted(allowed)),
+                    "correct or remove the key",
+                )
+            )
+            return None
+    given = {key: mapping[key] for key in options if key in mapping}
+    return _build(kinds[0], mapping[kinds[0]], {**given, **_modifiers(mapping)}, origins, problems)
+
+
+def _build(
+    kind_name: str, value: Any, extra: Mapping[str, Any], origins: Origins, problems: list[Problem]
+) -> Selector | None:
+    kind_type = known_kinds()[kind_name]
+    count = len(problems)
+    kind: Kind | None = None
+    try:
+        kind = kind_type.parse(value, {key: extra[key] for key in kind_type.options if key in extra})
+    except SelectorError as error:
+        problems.extend(error.problems)
+    except ValueError as error:
+        what, *rest = error.args
+        keys: tuple[Key, ...] = () if kind_name == _BARE_KIND else (kind_name,)
+        problems.append(
+            Problem(
+                what,
+                str(origins.at(*keys)),
+                rest[0] if rest else None,
+                rest[1] if len(rest) > 1 else "correct the value",
+            )
+        )
+    within = None
+    if "within" in extra:
+        within = _parse(extra["within"], origins.below("within"), problems)
+        if within is not None and within.selects_params:
+            problems.append(
+                Problem(
+                    f"`within` needs modules, but {within} selects parameters",
+                    str(origins.at("within")),
+                    "a selector of modules: " + ", ".join(_module_kinds()),
+                    "name the module that holds them",
+                )
+            )
+    excepts: tuple[Selector, ...] = ()
+    if "except" in extra:
+        try:
+            excepts = parse_selectors(extra["except"], origins.below("except"))
+        except SelectorError as error:
+            problems.extend(error.problems)
+    optional = extra.get("optional", False)
+    if not isinstance(optional, bool):
+        problems.append(
+            Problem(f"`optional` is {optional!r}", str(origins.at("optional")), "true or false", "correct the value")
+        )
+    if kind is None or len(problems) > count:
+        return None
+    return Selector(kind, within, excepts, bool(optional), origins.at())
+
+
+def _modifiers(mapping: Mapping[Any, Any]) -> dict[str, Any]:
+    return {key: mapping[key] for key in _MODIFIERS if key in mapping}
+
+
+def _writable_kinds() -> list[str]:
+    return [key for key in known_kinds() if key != _BARE_KIND]
+
+
+def _module_kinds() -> list[str]:
+    return [key for key, kind in known_kinds().items() if kind.selects == "modules" and key != _BARE_KIND]
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float))

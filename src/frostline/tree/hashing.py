@@ -1,0 +1,25 @@
+"""A digest of a tensor's exact bits."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+_CHUNK_ELEMENTS = 1 << 24  # bounds the host copy of a tensor on an accelerator
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """Hex digest (BLAKE2b, 128 bits) of the raw bytes of `tensor` in row-major order; dtype and shape are not in it.
+
+    Equal digests mean bit-identical values, `-0.0` and NaN payloads included. A tensor on the meta device has no bits:
+    its digest is that of nothing.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    if tensor.device.type != "meta" and tensor.numel():
+        flat = tensor.detach().reshape(-1)
+        for start in range(0, flat.numel(), _CHUNK_ELEMENTS):
+            chunk = flat[start : start + _CHUNK_ELEMENTS].cpu().contiguous()
+            digest.update(chunk.view(torch.uint8).numpy())
+    return digest.hexdigest()

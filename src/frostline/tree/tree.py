@@ -1,0 +1,224 @@
+"""A model as flat arrays in definition order, so that a subtree is a contiguous range.
+
+`ModuleTree` is built once and read by selectors, plans and adapters. Modules stand in preorder: the subtree of module
+`i` is `modules[i:modules[i].end]`, and its parameters are `params[param_start:param_end]`. It holds references to the
+live modules but never changes them; values are never read, so the meta device works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+
+from frostline.tree.walk import canonical_named_modules, join_path
+from frostline.tree.wrappers import AdapterPart
+
+
+@dataclass(slots=True)
+class ModuleRef:
+    """One module at one path.
+
+    Attributes:
+        path: canonical path; the root's is `""`.
+        module: the live module (unwrapped).
+        parent: index of the parent, -1 for the root.
+        is_adapter: the module is part of an adapter.
+        end: index behind the last module of the subtree.
+        param_start, own_param_end, param_end: own parameters are `[param_start, own_param_end)`, those of the subtree
+            `[param_start, param_end)`.
+    """
+
+    path: str
+    module: nn.Module
+    parent: int
+    is_adapter: bool
+    end: int = 0
+    param_start: int = 0
+    own_param_end: int = 0
+    param_end: int = 0
+
+    @property
+    def name(self) -> str:
+        """Last component of the path."""
+        return self.path.rpartition(".")[2]
+
+
+@dataclass(slots=True)
+class ParamRef:
+    """One parameter under one name. `param` is None for an adapter parameter that is planned but not injected yet."""
+
+    path: str
+    owner: int
+    param: Parameter | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+    is_adapter: bool
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements at the global shape."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedParam:
+    """An adapter parameter that injection will create: path below its base module, shape and dtype."""
+
+    suffix: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRef:
+    """One buffer: canonical path, owning module's index, tensor, and whether a state dict holds it."""
+
+    path: str
+    owner: int
+    tensor: torch.Tensor
+    persistent: bool
+
+
+@dataclass
+class ModuleTree:
+    """The arrays. Build with `from_model`."""
+
+    modules: list[ModuleRef] = field(default_factory=list[ModuleRef])
+    params: list[ParamRef] = field(default_factory=list[ParamRef])
+
+    @classmethod
+    def from_model(cls, model: nn.Module) -> ModuleTree:
+        """Read the structure of `model` (wrappers stripped). Linear in the number of modules; mutates nothing.
+
+        Raises:
+            ModelError: a module contains itself.
+        """
+        tree = cls()
+        modules, params = tree.modules, tree.params
+        open_modules: list[int] = []  # indices of the ancestors of the module at hand
+        for path, module in canonical_named_modules(model):
+            index = len(modules)
+            while open_modules and not _is_below(path, modules[open_modules[-1]].path):
+                _close(modules[open_modules.pop()], index, len(params))
+            parent = open_modules[-1] if open_modules else -1
+            is_adapter = isinstance(module, AdapterPart) or (parent >= 0 and modules[parent].is_adapter)
+            ref = ModuleRef(path, module, parent, is_adapter, param_start=len(params))
+            for name, param in module._parameters.items():
+                if param is not None:
+                    params.append(
+                        ParamRef(
+                            join_path(path, name),
+                            index,
+                            param,
+                            tuple(param.shape),
+                            param.dtype,
+                            param.requires_grad,
+                            is_adapter,
+                        )
+                    )
+            ref.own_param_end = len(params)
+            modules.append(ref)
+            open_modules.append(index)
+        for index in open_modules:
+            _close(modules[index], len(modules), len(params))
+        return tree
+
+    def with_planned_params(self, additions: Mapping[int, Iterable[PlannedParam]]) -> ModuleTree:
+        """A copy in which each base module (by index) also owns the adapter parameters that injection will give it."""
+        tree = ModuleTree()
+        for index, ref in enumerate(self.modules):
+            start = len(tree.params)
+            tree.params.extend(self.params[ref.param_start : ref.own_param_end])
+            tree.params.extend(
+                ParamRef(join_path(ref.path, new.suffix), index, None, new.shape, new.dtype, True, True)
+                for new in additions.get(index, ())
+            )
+            tree.modules.append(
+                ModuleRef(ref.path, ref.module, ref.parent, ref.is_adapter, ref.end, start, len(tree.params))
+            )
+        for ref in tree.modules:
+            is_last = ref.end == len(tree.modules)
+            ref.param_end = len(tree.params) if is_last else tree.modules[ref.end].param_start
+        return tree
+
+    @cached_property
+    def module_index(self) -> Mapping[str, int]:
+        """Path -> index of the module."""
+        return {ref.path: index for index, ref in enumerate(self.modules)}
+
+    @cached_property
+    def param_index(self) -> Mapping[str, int]:
+        """Path -> index of the parameter."""
+        return {ref.path: index for index, ref in enumerate(self.params)}
+
+    @cached_property
+    def adapter_params(self) -> Sequence[int]:
+        """Indices of the parameters that belong to adapters."""
+        return [index for index, ref in enumerate(self.params) if ref.is_adapter]
+
+    @cached_property
+    def names_of_tensor(self) -> Mapping[int, tuple[int, ...]]:
+        """First parameter index of a tensor -> indices of all its names; only tensors with several names."""
+        by_id: dict[int, list[int]] = {}
+        for index, ref in enumerate(self.params):
+            if ref.param is not None:
+                by_id.setdefault(id(ref.param), []).append(index)
+        return {indices[0]: tuple(indices) for indices in by_id.values() if len(indices) > 1}
+
+    @cached_property
+    def buffers(self) -> Sequence[BufferRef]:
+        """All buffers, each tensor once."""
+        seen: set[int] = set()
+        found: list[BufferRef] = []
+        for index, ref in enumerate(self.modules):
+            for name, buffer in ref.module._buffers.items():
+                if buffer is not None and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    persistent = name not in ref.module._non_persistent_buffers_set
+                    found.append(BufferRef(join_path(ref.path, name), index, buffer, persistent))
+        return found
+
+    @cached_property
+    def block_lists(self) -> Sequence[int]:
+        """Indices of the outermost `nn.ModuleList`s whose children all share one class: the model's layer stacks."""
+        found: list[int] = []
+        index = 0
+        while index < len(self.modules):
+            ref = self.modules[index]
+            children = list(ref.module._modules.values())
+            is_stack = (
+                isinstance(ref.module, nn.ModuleList)
+                and not ref.is_adapter
+                and bool(children)
+                and len({type(child) for child in children}) == 1
+            )
+            if is_stack:
+                found.append(index)
+            index = ref.end if is_stack else index + 1
+        return found
+
+    def children(self, index: int) -> list[int]:
+        """Indices of the direct children of module `index`, in definition order."""
+        found: list[int] = []
+        child, end = index + 1, self.modules[index].end
+        while child < end:
+            found.append(child)
+            child = self.modules[child].end
+        return found
+
+
+def _is_below(path: str, ancestor: str) -> bool:
+    return not ancestor or path.startswith(ancestor + ".")
+
+
+def _close(ref: ModuleRef, module_end: int, param_end: int) -> None:
+    ref.end, ref.param_end = module_end, param_end

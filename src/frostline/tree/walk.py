@@ -1,0 +1,72 @@
+"""Walks over a model under canonical paths: wrapper components left out, the root at path `""`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.nn import Parameter
+from torch import Tensor
+
+from frostline.errors import ModelError
+from frostline.tree.wrappers import wrapped_child
+
+
+def join_path(prefix: str, name: str) -> str:
+    """`("a.b", "c")` -> `a.b.c`; an empty side adds no dot."""
+    return f"{prefix}.{name}" if prefix and name else prefix or name
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The innermost module below transparent wrappers (DDP, compile, activation checkpointing)."""
+    while (child := wrapped_child(module)) is not None:
+        module = module._modules[child]  # type: ignore[assignment]
+    return module
+
+
+def canonical_named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every `(path, module)` in definition order, parents first; a shared module comes once under each of its paths.
+
+    Raises:
+        ModelError: a module contains itself.
+    """
+    stack: list[tuple[str, nn.Module, frozenset[int]]] = [("", model, frozenset())]
+    while stack:
+        path, module, above = stack.pop()
+        module = unwrap(module)
+        if id(module) in above:
+            raise ModelError(
+                f"module {path!r} ({type(module).__name__}) contains itself",
+                where="the model",
+                possible="a module tree without cycles",
+                fix="keep the back reference outside the module tree, for example in a one-element list",
+            )
+        yield path, module
+        children = [(name, child) for name, child in module._modules.items() if child is not None]
+        if children:
+            inside = above | {id(module)}
+            stack.extend((join_path(path, name), child, inside) for name, child in reversed(children))
+
+
+def canonical_named_parameters(model: nn.Module, *, unique: bool = False) -> Iterator[tuple[str, Parameter]]:
+    """Every `(path, parameter)`; a tied parameter under each of its names, or with `unique` under the first only."""
+    seen: set[int] = set()
+    for path, module in canonical_named_modules(model):
+        for name, param in module._parameters.items():
+            if param is None or (unique and id(param) in seen):
+                continue
+            seen.add(id(param))
+            yield join_path(path, name), param
+
+
+def canonical_named_buffers(model: nn.Module, *, persistent_only: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """Every `(path, buffer)`, each tensor once; with `persistent_only` those that a state dict holds."""
+    seen: set[int] = set()
+    for path, module in canonical_named_modules(model):
+        for name, buffer in module._buffers.items():
+            if buffer is None or id(buffer) in seen:
+                continue
+            if persistent_only and name in module._non_persistent_buffers_set:
+                continue
+            seen.add(id(buffer))
+            yield join_path(path, name), buffer

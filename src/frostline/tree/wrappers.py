@@ -1,0 +1,32 @@
+"""Which modules are transparent wrappers, and which belong to an adapter.
+
+A wrapper adds a component to every path below it (`module.`, `_orig_mod.`) that no user wrote. It is recognized by its
+type, never by the text of a path: a model may well have a child that is honestly called `module`.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+
+class AdapterPart:
+    """Marks a module whose whole subtree is adapter internals: module selectors never match it."""
+
+
+def wrapped_child(module: nn.Module) -> str | None:
+    """Name of the child that `module` merely wraps, or None where `module` is an ordinary module.
+
+    A class may declare it itself with an attribute `frostline_wrapped_child`.
+    """
+    if isinstance(module, (DistributedDataParallel, DataParallel)):
+        return "module"
+    children = module._modules
+    if len(children) == 1:
+        # By name of class, because importing torch._dynamo or the checkpoint wrapper only to look costs a second.
+        if "_orig_mod" in children and type(module).__name__ == "OptimizedModule":
+            return "_orig_mod"
+        if "_checkpoint_wrapped_module" in children:
+            return "_checkpoint_wrapped_module"
+    declared = getattr(type(module), "frostline_wrapped_child", None)
+    return declared if isinstance(declared, str) else None
