@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 DEMO_VENV := .venv-demo
 # --no-compile: byte code of the few modules that are used is written when they are first imported, which is much less.
-PIP_FLAGS := --disable-pip-version-check --no-compile --quiet --progress-bar off -c constraints.txt
+PIP_FLAGS := --disable-pip-version-check --no-compile -qq --progress-bar off -c constraints.txt
 # Torch comes first and alone, by exact version: a range that is resolved together with others can pull in gigabytes.
 TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)
 INSTALL_INPUTS := constraints.txt pyproject.toml $(wildcard requirements/*.txt)
@@ -47,7 +47,7 @@ format: $(VENV)/.installed ## fix what ruff can fix
 	$(VENV)/bin/ruff format .
 
 docs: $(VENV)/.installed-docs ## build the site in site/
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+	$(VENV)/bin/mkdocs build --strict
 
 bench: $(VENV)/.installed ## side by side with transformers.Trainer + peft
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python benchmarks/run.py
