@@ -1,0 +1,82 @@
+"""Which evaluation was the best so far, and whether to stop early. One metric drives both.
+
+Knows nothing of models or checkpoints; its whole state is three values that a checkpoint keeps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from frostline.config.origin import Origin
+from frostline.errors import ConfigError
+
+
+@dataclass
+class BestWatch:
+    """Follows one metric.
+
+    Attributes:
+        metric, mode: name of the metric, and whether less or more is better.
+        patience: evaluations without improvement after which the run stops; None never stops.
+        value, step: the best value and the number of steps done when it was measured.
+        num_without_improvement: evaluations since then.
+    """
+
+    metric: str
+    mode: Literal["min", "max"]
+    patience: int | None = None
+    value: float | None = None
+    step: int | None = None
+    num_without_improvement: int = 0
+
+    def update(self, step: int, metrics: Mapping[str, Any], origin: Origin | None = None) -> bool:
+        """Takes in one evaluation; True when it is the best so far. A value that is not finite never is.
+
+        Raises:
+            ConfigError: `metrics` has no such metric.
+        """
+        self.require(metrics, origin)
+        value = float(metrics[self.metric])
+        if math.isfinite(value) and (self.value is None or self._is_better(value, self.value)):
+            self.value, self.step, self.num_without_improvement = value, step, 0
+            return True
+        self.num_without_improvement += 1
+        return False
+
+    def require(self, metrics: Mapping[str, Any], origin: Origin | None = None) -> None:
+        """Raises ConfigError unless `metrics` holds the metric as a number."""
+        names = sorted(name for name, value in metrics.items() if isinstance(value, int | float))
+        if self.metric not in names:
+            raise ConfigError(
+                f"no metric is called {self.metric!r}",
+                where=origin or Origin("evaluation.best.metric"),
+                possible=", ".join(names),
+                fix="name one of these in `evaluation.best.metric`",
+            )
+
+    @property
+    def should_stop(self) -> bool:
+        """Patience is used up."""
+        return self.patience is not None and self.num_without_improvement >= self.patience
+
+    def describe(self) -> str:
+        """`accuracy 0.93 at step 50 was not improved by 3 evaluations`."""
+        if self.value is None:
+            return f"{self.metric} was never a finite number in {self.num_without_improvement} evaluations"
+        best = f"{self.metric} {self.value:.4g} at step {self.step}"
+        return f"{best} was not improved by {self.num_without_improvement} evaluations"
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes, JSON-ready."""
+        return {"best": self.value, "best_step": self.step, "num_without_improvement": self.num_without_improvement}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues from `state()` of the run that is resumed."""
+        self.value, self.step = state["best"], state["best_step"]
+        self.num_without_improvement = state["num_without_improvement"]
+
+    def _is_better(self, value: float, than: float) -> bool:
+        return value < than if self.mode == "min" else value > than

@@ -1,0 +1,208 @@
+"""The training loop. Read `train` from top to bottom: it is the whole story, and every line of it has one file.
+
+Knows nothing of tokenizers, recipes or configs beyond the models of `frostline.config`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch import nn
+
+from frostline.checkpoint import BaseIdentity, RunFolder, load_checkpoint, save_checkpoint
+from frostline.config.models import Config
+from frostline.config.origin import Origins
+from frostline.trainability import Prover, TrainabilityPlan, set_training_mode
+from frostline.training.batches import GlobalBatches, num_steps
+from frostline.training.best import BestWatch
+from frostline.training.cadence import is_due
+from frostline.training.device import resolve_device
+from frostline.training.evaluation import evaluate, scalars
+from frostline.training.gradient_checkpointing import enable_gradient_checkpointing
+from frostline.training.metrics_log import truncate_to
+from frostline.training.optimizer import build_optimizer
+from frostline.training.precision import autocast_for, convert_trained
+from frostline.training.progress import StepReport, open_progress
+from frostline.training.reporting import Reporter
+from frostline.training.schedule import build_schedule
+from frostline.training.seeding import seed_everything
+from frostline.training.state import TrainResult, TrainState
+from frostline.training.step import accumulate_gradients, clip_gradients, require_finite, trained_parameters
+from frostline.training.task import Task
+from frostline.training.trackers import open_trackers
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def train(
+    *,
+    model: nn.Module,
+    plan: TrainabilityPlan,
+    task: Task,
+    train_examples: Sequence[Any],
+    validation_examples: Sequence[Any] | None,
+    config: Config,
+    run: RunFolder,
+    base: BaseIdentity,
+    origins: Origins | None = None,
+    extra_files: Callable[[Path], None] | None = None,
+    resume_from: Path | None = None,
+    console: Console | None = None,
+) -> TrainResult:
+    """Trains what `plan` trains, in place, and leaves checkpoints and `metrics.jsonl` in `run`.
+
+    Args:
+        model: base loaded, adapters injected, plan applied; moved to the device of the config.
+        plan: decides which parameters enter the optimizer and the checkpoints.
+        task: collates, computes the loss and evaluates.
+        train_examples, validation_examples: encoded examples; without validation nothing is evaluated.
+        config: `training`, `optimizer`, `schedule`, `evaluation`, `checkpoint`, `tracking` and `device` are read.
+        run: open for writing.
+        base: identity of the frozen base, kept in every checkpoint.
+        origins: where config values were written, for messages.
+        extra_files: writes the tokenizer beside the trained part of every checkpoint.
+        resume_from: checkpoint of this run to continue from, bit for bit as if it had never stopped.
+        console: where progress goes; standard error by default.
+
+    Raises:
+        ConfigError: a value does not fit this model, machine or data.
+        TrainingError: loss or gradient is not finite, or the first steps contradict the plan.
+        CheckpointError: a checkpoint cannot be written or does not belong to this run.
+    """
+    origins = origins or Origins()
+    settings = config.training
+
+    # ---- Set-up, in the one allowed order: model, optimizer, resume, verify.
+    seed_everything(settings.seed, deterministic=settings.deterministic)
+    device = resolve_device(config.device, origins.at("device"))
+    model.to(device)
+    convert_trained(
+        model,
+        plan,
+        param_dtype=settings.param_dtype,
+        precision=settings.precision,
+        origin=origins.at("training", "param_dtype"),
+    )
+    if settings.gradient_checkpointing == "all":
+        enable_gradient_checkpointing(model, origins.at("training", "gradient_checkpointing"))
+    autocast = autocast_for(settings.precision, device)
+    batches = GlobalBatches(
+        train_examples,
+        task,
+        batch_size=settings.batch_size,
+        micro_batch_size=settings.micro_batch_size,
+        seed=settings.seed,
+        device=device,
+    )
+    total_steps = num_steps(
+        len(train_examples), settings.batch_size, epochs=settings.epochs, max_steps=settings.max_steps
+    )
+    schedule = build_schedule(
+        config.schedule.name,
+        config.schedule.warmup,
+        config.schedule.min_lr,
+        total_steps=total_steps,
+        origins=origins,
+    )
+    optimizer = build_optimizer(model, plan, config.optimizer, origins)
+    parameters = trained_parameters(optimizer)
+    watch = build_watch(config, task) if validation_examples else None
+    state = TrainState(batches.steps_per_epoch, len(train_examples), settings.batch_size, watch)
+    validate = partial(
+        evaluate,
+        model,
+        plan,
+        task,
+        batch_size=config.evaluation.batch_size or batches.micro_batch_size,
+        device=device,
+        autocast=autocast,
+    )
+    save = partial(
+        save_checkpoint,
+        run,
+        model=model,
+        plan=plan,
+        optimizer=optimizer,
+        scheduler_state=schedule.state(),
+        base=base,
+        task_type=task.task_type,
+        extra_files=extra_files,
+        keep=config.checkpoint.keep,
+    )
+    due = partial(is_due, steps_per_epoch=batches.steps_per_epoch, total_steps=total_steps)
+    if resume_from is not None:
+        loaded = load_checkpoint(resume_from, model=model, plan=plan, optimizer=optimizer, base=base)
+        state.restore(loaded.progress, resume_from)
+    truncate_to(run.path / METRICS_FILE, state.done)
+    plan.verify(model, optimizer)
+    prover = Prover(model, plan)
+    view = open_progress(console or Console(stderr=True), done=state.done, total_steps=total_steps, unit=task.unit)
+    trackers = open_trackers(
+        config.tracking, run.path, config.model_dump(mode="json"), done=state.done, origins=origins
+    )
+    report: Any = None
+
+    # ---- The run.
+    set_training_mode(model, plan)
+    with Reporter(view, run.path / METRICS_FILE, trackers, task.unit) as reporter:
+        while state.done < total_steps and not state.stopped_early:
+            started = time.perf_counter()
+            step = state.done
+            lr = schedule.set_learning_rates(optimizer, step)
+            batch = batches.at(step)
+            loss = accumulate_gradients(model, task, batch, autocast)
+            if settings.prove and prover.watching:
+                prover.before_step(step, lr)
+            norm = clip_gradients(parameters, settings.max_grad_norm)
+            if step + 1 < total_steps:
+                batches.prepare(step + 1)  # host work, while the device still computes this step
+            loss_value, norm_value = require_finite(loss, norm, step, run.latest)
+            optimizer.step()
+            if settings.prove and prover.watching:
+                prover.after_step()
+            optimizer.zero_grad(set_to_none=True)
+
+            state.done += 1
+            seconds = time.perf_counter() - started
+            state.seconds += seconds
+            reporter.step(StepReport(state.done, state.epoch, loss_value, lr, norm_value, batch.num_units, seconds))
+
+            is_best = False
+            if watch is not None and due(config.evaluation.every, state.done):
+                started = time.perf_counter()
+                metrics = validate(validation_examples)
+                state.metrics, report = scalars(metrics), metrics.get("report")
+                is_best = watch.update(state.done, metrics, origins.at("evaluation", "best", "metric"))
+                state.stopped_early = watch.should_stop
+                seconds = time.perf_counter() - started
+                reporter.evaluation(state.done, state.epoch, state.metrics, is_best=is_best, seconds=seconds)
+            if is_best or state.stopped_early or due(config.checkpoint.every, state.done):
+                save(progress=state.progress(), is_best=is_best)
+        if state.stopped_early:
+            reporter.line(f"stopped early at step {state.done}: {watch.describe() if watch else ''}")
+
+    return TrainResult(
+        steps=state.done,
+        epochs=state.epoch,
+        seconds=state.seconds,
+        stopped_early=state.stopped_early,
+        checkpoint=run.latest(),
+        best_metric=watch.metric if watch else None,
+        best_value=watch.value if watch else None,
+        best_step=watch.step if watch else None,
+        last_metrics=state.metrics,
+        report=report,
+        proof=prover.final_check() if settings.prove else "",
+    )
+
+
+def build_watch(config: Config, task: Task) -> BestWatch:
+    """Follows the metric that the config names, else the task's own."""
+    best, stopping = config.evaluation.best, config.evaluation.early_stopping
+    metric, mode = (best.metric, best.mode) if best else task.default_metric
+    return BestWatch(metric, mode, patience=stopping.patience if stopping else None)

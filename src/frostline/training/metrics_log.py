@@ -1,0 +1,72 @@
+"""`metrics.jsonl`: one JSON object a line for every step and every evaluation, readable while the run goes on.
+
+Knows nothing of models or run folders beyond the path of its file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+
+class MetricsLog:
+    """Appends records to `path`; each has `step`, the number of optimizer steps done (1 after the first).
+
+    A kill leaves at most one torn line at the end, which `read_metrics` passes over and `truncate_to` removes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Appends one record; a number that is not finite is written as null, since JSON has no word for it."""
+        record = {"step": step, **{key: _plain(value) for key, value in values.items()}}
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def truncate_to(path: Path, step: int) -> None:
+    """Cuts `path` back to the records of the first `step` steps, so that a resumed run writes the rest once."""
+    if not path.exists():
+        return
+    kept = "".join(json.dumps(record) + "\n" for record in read_metrics(path) if record["step"] <= step)
+    aside = path.with_name(path.name + ".tmp")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(kept)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of `path` in order. Only the last line may be torn, by a kill; a torn one elsewhere raises."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            if number == len(lines):
+                return
+            raise
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not (-float("inf") < value < float("inf")):
+        return None
+    return value

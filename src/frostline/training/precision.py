@@ -1,0 +1,76 @@
+"""In which number formats the run computes: autocast around forwards, and the dtype of trained parameters.
+
+Must not touch parameters that stay frozen: they keep the dtype that they were loaded in.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from frostline.config.origin import Origin
+from frostline.errors import ConfigError
+from frostline.trainability import TrainabilityPlan
+from frostline.training.task import Autocast
+from frostline.tree import canonical_named_parameters
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def autocast_for(precision: str, device: torch.device) -> Autocast:
+    """A factory of contexts: bfloat16 autocast on `device` for `bf16`, nothing for `fp32`."""
+    if precision == "fp32":
+        return nullcontext
+
+    def bf16() -> AbstractContextManager[Any]:
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+
+    return bf16
+
+
+def convert_trained(
+    model: nn.Module, plan: TrainabilityPlan, *, param_dtype: str, precision: str, origin: Origin | None = None
+) -> None:
+    """Gives the trained floating-point parameters of `model` their dtype, in place; frozen ones are not touched.
+
+    `auto`: float32 for half-precision parameters under bf16 autocast (small updates would be rounded away in
+    bfloat16), otherwise the dtype they have. Parameter identity is kept; call it before the optimizer is built.
+
+    Raises:
+        ConfigError: without autocast the conversion would mix two dtypes in one forward.
+    """
+    params = dict(canonical_named_parameters(model))
+    trained = {path: params[path] for path in plan.trainable}
+    if param_dtype == "auto":
+        if precision == "bf16":
+            for param in trained.values():
+                if param.dtype in HALVES:
+                    param.data = param.data.to(torch.float32)
+        return
+    dtype = DTYPES[param_dtype]
+    if precision == "fp32":
+        _refuse_mixed_forward(plan, params, dtype, origin)
+    for param in trained.values():
+        if param.is_floating_point() and param.dtype != dtype:
+            param.data = param.data.to(dtype)
+
+
+def _refuse_mixed_forward(
+    plan: TrainabilityPlan, params: dict[str, nn.Parameter], dtype: torch.dtype, origin: Origin | None
+) -> None:
+    # Adapters cast their input themselves; base and new parameters meet frozen ones in plain torch operations.
+    converted = [path for path in plan.trainable if plan.decisions[path].kind != "adapter"]
+    others = {params[path].dtype for path in plan.frozen if params[path].is_floating_point()} - {dtype}
+    if converted and others:
+        name = str(dtype).removeprefix("torch.")
+        frozen = ", ".join(sorted(str(other).removeprefix("torch.") for other in others))
+        raise ConfigError(
+            f"param_dtype {name} would put trained {name} parameters beside frozen {frozen} ones in one forward",
+            where=origin or Origin("training.param_dtype"),
+            possible="`training.precision: bf16`, whose autocast bridges dtypes, or `model.dtype` equal to it",
+            fix=f"set `training.precision: bf16` or `model.dtype: {name}`, or leave out `training.param_dtype`",
+        )

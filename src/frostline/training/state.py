@@ -1,0 +1,103 @@
+"""Where a run stands: what a checkpoint keeps beside tensors, and what `train` returns.
+
+Knows nothing of files; checkpoints store `TrainState.progress()` as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frostline.errors import CheckpointError
+from frostline.training.best import BestWatch
+
+
+@dataclass
+class TrainState:
+    """Position in the run.
+
+    Attributes:
+        steps_per_epoch, num_examples, batch_size: the data order that the position counts in.
+        watch: the best metric so far, None without validation data.
+        done: optimizer steps done.
+        seconds: wall time of the steps done, over all starts of the run, evaluation not included.
+        stopped_early: patience was used up after `done` steps.
+        metrics: numbers of the last evaluation.
+    """
+
+    steps_per_epoch: int
+    num_examples: int
+    batch_size: int
+    watch: BestWatch | None = None
+    done: int = 0
+    seconds: float = 0.0
+    stopped_early: bool = False
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the training examples so far."""
+        return self.done / self.steps_per_epoch
+
+    def progress(self) -> dict[str, Any]:
+        """All of it, JSON-ready."""
+        return {
+            "step": self.done,
+            "epoch": self.epoch,
+            "seconds": self.seconds,
+            "stopped_early": self.stopped_early,
+            "metrics": self.metrics,
+            "num_examples": self.num_examples,
+            "batch_size": self.batch_size,
+            **({} if self.watch is None else self.watch.state()),
+        }
+
+    def restore(self, progress: Mapping[str, Any], source: Path) -> None:
+        """Continues from the `progress` of the checkpoint `source`.
+
+        Raises:
+            CheckpointError: the checkpoint counts its steps over other data or another batch size.
+        """
+        for name in ("num_examples", "batch_size"):
+            if progress[name] != getattr(self, name):
+                raise CheckpointError(
+                    f"the checkpoint was made with {name} {progress[name]}, this run has {getattr(self, name)}",
+                    where=source,
+                    possible="the same training data and batch size as before, so that no example is seen twice",
+                    fix="restore the data and config of the run, or start a new run folder",
+                )
+        self.done, self.seconds = progress["step"], progress["seconds"]
+        self.stopped_early, self.metrics = progress["stopped_early"], dict(progress["metrics"])
+        if self.watch is not None and "best" in progress:
+            self.watch.restore(progress)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What `train` returns.
+
+    Attributes:
+        steps: optimizer steps done, those before a resume included.
+        epochs: passes over the training examples.
+        seconds: wall time of the steps, evaluation and saving not included.
+        stopped_early: patience ended the run.
+        checkpoint: the newest checkpoint.
+        best_metric, best_value, best_step: the metric watched, its best value and the steps done then.
+        last_metrics: numbers of the last evaluation.
+        report: what the last evaluation gave beyond numbers (a per-class table, a confusion matrix).
+        proof: one line: the frozen part is bit-identical to what was loaded.
+    """
+
+    steps: int
+    epochs: float
+    seconds: float
+    stopped_early: bool
+    checkpoint: Path | None
+    best_metric: str | None
+    best_value: float | None
+    best_step: int | None
+    last_metrics: dict[str, float]
+    report: Any
+    proof: str
