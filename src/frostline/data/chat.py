@@ -1,0 +1,274 @@
+"""Chat: a conversation as token ids, and which of them are trained.
+
+The chat template belongs to the tokenizer and is not parsed here. Where it marks the assistant's text itself
+(`{% generation %}`), that mark is used; otherwise the conversation is rendered up to each assistant turn, and each
+such beginning must be a beginning of the whole. Knows nothing of files, batches or models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from frostline.config.origin import Origin
+from frostline.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TrainOn = Literal["assistant", "last", "all"]
+IGNORED = -100  # the label of a token that is not trained, as torch's cross entropy skips it
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_CHUNK = 256  # conversations per call of the tokenizer, which works on a batch in parallel
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One example: `input_ids` and `labels` of equal length; a label is the id itself or -100 (not trained)."""
+
+    input_ids: list[int]
+    labels: list[int]
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """Texts that locate one assistant turn. `through` is None when the turn ends the conversation."""
+
+    message: int
+    before: str
+    prompt: str
+    through: str | None
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[dict[str, Any]],
+    train_on: TrainOn = "assistant",
+    system: str | None = None,
+    origin: Origin | None = None,
+) -> Encoded:
+    """Token ids and labels of one conversation; see `render_chats`."""
+    return next(render_chats(tokenizer, [messages], train_on, system, origin))
+
+
+def render_chats(
+    tokenizer: PreTrainedTokenizerBase,
+    conversations: Sequence[Sequence[dict[str, Any]]],
+    train_on: TrainOn = "assistant",
+    system: str | None = None,
+    origin: Origin | None = None,
+) -> Iterator[Encoded]:
+    """Token ids and labels of conversations, in order.
+
+    Args:
+        train_on: "assistant" trains every assistant turn, "last" only the last one, "all" every token. A trained turn
+            includes the token that ends it, so that the model learns to stop; not the header that opens it.
+        system: system message for the conversations that do not begin with one of their own.
+
+    Raises:
+        DataError: the tokenizer has no chat template, the template refuses a conversation, or it renders a
+            conversation so that its turns cannot be located.
+    """
+    template = _template(tokenizer, origin)
+    marks = train_on != "all" and _GENERATION.search(template) is not None
+    opener = _turn_opener(tokenizer) if marks else None
+    for first in range(0, len(conversations), _CHUNK):
+        chunk = [_with_system(messages, system) for messages in conversations[first : first + _CHUNK]]
+        if marks:
+            for number, messages in enumerate(chunk, start=first):
+                yield _by_mark(tokenizer, messages, train_on, opener, number, origin)
+        else:
+            yield from _by_beginnings(tokenizer, chunk, train_on, first, origin)
+
+
+def _template(tokenizer: PreTrainedTokenizerBase, origin: Origin | None) -> str:
+    if not getattr(tokenizer, "chat_template", None):
+        raise DataError(
+            f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template, so messages have no text",
+            where=origin,
+            possible="an instruction-tuned model, or a template file",
+            fix="set `tokenizer.chat_template: FILE`, or use prompt/completion or text data",
+        )
+    return tokenizer.get_chat_template()
+
+
+def _with_system(messages: Sequence[dict[str, Any]], system: str | None) -> list[dict[str, Any]]:
+    if system is None or (messages and messages[0].get("role") == "system"):
+        return list(messages)
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _by_mark(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    train_on: TrainOn,
+    opener: int | None,
+    number: int,
+    origin: Origin | None,
+) -> Encoded:
+    try:
+        encoded: Any = tokenizer.apply_chat_template(
+            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+    except Exception as error:
+        raise _refused(number, error, origin) from error
+    ids: list[int] = encoded["input_ids"]
+    mask: list[int] = list(encoded["assistant_masks"])
+    special = set(tokenizer.all_special_ids) - {opener, tokenizer.bos_token_id}
+    runs = _runs(mask)
+    if not runs and any(message.get("role") == "assistant" for message in messages):
+        raise DataError(
+            f"the chat template marks no assistant text in example {number}",
+            where=origin,
+            possible="{% generation %} ... {% endgeneration %} around the assistant's content",
+            fix="correct the template, or remove the marks: turns are then located by rendering",
+        )
+    labels = [IGNORED] * len(ids)
+    for start, end in runs[-1:] if train_on == "last" else runs:
+        if end < len(ids) and ids[end - 1] not in special and ids[end] in special:
+            end += 1  # templates often close the mark before the token that ends the turn
+        labels[start:end] = ids[start:end]
+    return Encoded(ids, labels)
+
+
+def _turn_opener(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """First token of the header that opens an assistant turn (None if the template writes none)."""
+    probe = [{"role": "user", "content": "x"}]
+    without, with_header = (
+        _tokenize(tokenizer, [str(tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=add))])[0]
+        for add in (False, True)
+    )
+    return with_header[len(without)] if len(with_header) > len(without) else None
+
+
+def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    start: int | None = None
+    for position, value in enumerate([*mask, 0]):
+        if value and start is None:
+            start = position
+        elif not value and start is not None:
+            runs.append((start, position))
+            start = None
+    return runs
+
+
+def _by_beginnings(
+    tokenizer: PreTrainedTokenizerBase,
+    chunk: list[list[dict[str, Any]]],
+    train_on: TrainOn,
+    first: int,
+    origin: Origin | None,
+) -> Iterator[Encoded]:
+    plans = [_plan(tokenizer, messages, train_on, first + i, origin) for i, messages in enumerate(chunk)]
+    texts: list[str] = []
+    for whole, turns in plans:
+        texts.append(whole)
+        for turn in turns:
+            texts += [turn.prompt] if turn.through is None else [turn.prompt, turn.through]
+    ids = iter(_tokenize(tokenizer, texts))
+    special = set(tokenizer.all_special_ids)
+    for number, (_, turns) in enumerate(plans, start=first):
+        whole_ids = next(ids)
+        labels = list(whole_ids) if train_on == "all" else [IGNORED] * len(whole_ids)
+        for turn in turns:
+            start = _start(tokenizer, whole_ids, next(ids), turn, number, origin)
+            end = len(whole_ids)
+            if turn.through is not None:
+                through = next(ids)
+                end = len(through)
+                if whole_ids[:end] != through:
+                    raise _not_a_beginning(number, turn.message, origin)
+            end = _trim(tokenizer, whole_ids, start, end, special)
+            labels[start:end] = whole_ids[start:end]
+        yield Encoded(whole_ids, labels)
+
+
+def _plan(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    train_on: TrainOn,
+    number: int,
+    origin: Origin | None,
+) -> tuple[str, list[_Turn]]:
+    def render(upto: int, header: bool = False) -> str:
+        if upto == 0:
+            return ""  # many templates look at the first message
+        try:
+            return str(tokenizer.apply_chat_template(messages[:upto], tokenize=False, add_generation_prompt=header))
+        except Exception as error:
+            raise _refused(number, error, origin) from error
+
+    whole = render(len(messages))
+    if train_on == "all":
+        return whole, []
+    indices = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+    turns: list[_Turn] = []
+    for i in indices[-1:] if train_on == "last" else indices:
+        through = None if i == len(messages) - 1 else render(i + 1)
+        turns.append(_Turn(i, render(i), render(i, header=True), through))
+        if not whole.startswith(turns[-1].before) or not whole.startswith(through or ""):
+            raise _not_a_beginning(number, i, origin)
+    return whole, turns
+
+
+def _start(
+    tokenizer: PreTrainedTokenizerBase,
+    whole: list[int],
+    prompt: list[int],
+    turn: _Turn,
+    number: int,
+    origin: Origin | None,
+) -> int:
+    """Where the assistant's own tokens begin: behind the header that a server would write at this point."""
+    common = 0
+    for ours, theirs in zip(whole, prompt, strict=False):
+        if ours != theirs:
+            break
+        common += 1
+    if common == len(prompt):
+        return common
+    # The header differs at its end: a template that opens with <think> only when generating, or a last space that
+    # the tokenizer joins to the answer. What precedes the header must still be a beginning.
+    before = _tokenize(tokenizer, [turn.before])[0]
+    if common < len(before):
+        raise _not_a_beginning(number, turn.message, origin)
+    return common
+
+
+def _trim(tokenizer: PreTrainedTokenizerBase, ids: list[int], start: int, end: int, special: set[int]) -> int:
+    """Leave out the white space that templates write behind the token that ends a turn."""
+    last = end
+    while last > start and ids[last - 1] not in special:
+        if str(tokenizer.decode([ids[last - 1]])).strip():
+            return end
+        last -= 1
+    return last if last > start else end
+
+
+def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    # the template writes the special tokens itself; verbose=False: lengths are our business
+    encoded: Any = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+    return [list(ids) for ids in encoded["input_ids"]]
+
+
+def _refused(number: int, error: Exception, origin: Origin | None) -> DataError:
+    return DataError(
+        f"the chat template cannot render example {number}: {error}",
+        where=origin,
+        possible="what the template expects: often user and assistant in turn, a system message only at the start",
+        fix="correct that example (they count from 0, after duplicates were removed), or set `tokenizer.chat_template`",
+    )
+
+
+def _not_a_beginning(number: int, message: int, origin: Origin | None) -> DataError:
+    return DataError(
+        f"the chat template renders the turns before message {message} of example {number} differently when more "
+        "follows, so the assistant's tokens cannot be located",
+        where=origin,
+        possible="train_on: last (only the last turn has to be located), or a template that marks the assistant's "
+        "text with {% generation %}",
+        fix="set `data.train_on: last`, or give such a template in `tokenizer.chat_template`",
+    )
