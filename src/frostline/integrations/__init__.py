@@ -1,0 +1,1 @@
+"""Bridges to other libraries, one package each. Importing this package imports none of them."""

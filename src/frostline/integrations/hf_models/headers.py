@@ -1,0 +1,127 @@
+"""Answers which tensors the weight files of a model hold: names, shapes and dtypes from safetensors headers alone.
+
+Reads no weights and knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from frostline.errors import ModelError
+
+from .location import ModelLocation
+
+# Sizes beyond this are not headers but a file that is not safetensors.
+_MAX_HEADER_BYTES = 100_000_000
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """One tensor of a weight file: global shape and dtype."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def weight_files(location: ModelLocation) -> list[Path]:
+    """The safetensors files that hold the weights of a model folder, in name order.
+
+    Raises:
+        ModelError: there are none (only pickled `.bin` files, or nothing), or one that the index names is missing.
+    """
+    folder = location.path
+    assert folder is not None
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise ModelError(
+                f"weight file {missing[0]!r} of model {location.name!r} is missing ({len(missing)} of {len(names)})",
+                where=location.where,
+                fix=f"complete the folder {folder}, or delete it and download again",
+            )
+        return [folder / name for name in names]
+    pickled = sorted(folder.glob("*.bin"))
+    raise ModelError(
+        f"model {location.name!r} has no model.safetensors",
+        where=location.where,
+        possible=f"{folder} holds {pickled[0].name}, a pickle, which Frostline does not open" if pickled else None,
+        fix="convert it once: transformers' save_pretrained writes safetensors"
+        if pickled
+        else f"put model.safetensors into {folder}",
+    )
+
+
+def read_headers(files: list[Path], where: str) -> dict[str, TensorHeader]:
+    """Names, shapes and dtypes of all tensors in `files`.
+
+    Raises:
+        ModelError: a file is truncated or not safetensors.
+    """
+    tensors: dict[str, TensorHeader] = {}
+    for file in files:
+        for name, entry in _read_header(file, where).items():
+            dtype = DTYPES.get(entry["dtype"])
+            if dtype is None:
+                raise ModelError(f"tensor {name!r} in {file} has the unknown dtype {entry['dtype']!r}", where=where)
+            tensors[name] = TensorHeader(tuple(entry["shape"]), dtype)
+    return tensors
+
+
+def _read_header(file: Path, where: str) -> dict[str, dict[str, Any]]:
+    total = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= size <= min(_MAX_HEADER_BYTES, total - 8):
+            raise _damaged(file, where)
+        try:
+            header: dict[str, Any] = json.loads(stream.read(size))
+        except ValueError:
+            raise _damaged(file, where) from None
+    header.pop("__metadata__", None)
+    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if 8 + size + end != total:
+        raise _damaged(file, where, f" (it should have {8 + size + end:,} bytes and has {total:,})")
+    return header
+
+
+def _damaged(file: Path, where: str, detail: str = "") -> ModelError:
+    return ModelError(
+        f"{file} is truncated or not a safetensors file{detail}",
+        where=where,
+        fix="copy or download it again (a Git LFS pointer instead of the file looks like this too)",
+    )
+
+
+def main_dtype(tensors: dict[str, TensorHeader]) -> torch.dtype:
+    """The floating dtype that most elements have; float32 when there is none."""
+    elements: Counter[torch.dtype] = Counter()
+    for tensor in tensors.values():
+        if tensor.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            elements[tensor.dtype] += max(1, int(torch.Size(tensor.shape).numel()))
+    return elements.most_common(1)[0][0] if elements else torch.float32
