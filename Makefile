@@ -47,7 +47,7 @@ format: $(VENV)/.installed ## fix what ruff can fix
 	$(VENV)/bin/ruff format .
 
 docs: $(VENV)/.installed-docs ## build the site in site/
-	$(VENV)/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 bench: $(VENV)/.installed ## side by side with transformers.Trainer + peft
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python benchmarks/run.py
