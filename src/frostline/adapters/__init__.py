@@ -1,0 +1,30 @@
+"""Adapters: what a PEFT method is, where it goes, and how it computes.
+
+Knows nothing of freeze configs or plans: who trains is decided above.
+"""
+
+from frostline.adapters.active import InjectedAdapter, adapters_of, disabled, is_adapted
+from frostline.adapters.base import PEFT, method_names, parse_method, register_method
+from frostline.adapters.injection import inject, planned_params
+from frostline.adapters.merge import merge, unmerge
+from frostline.adapters.methods.lora import LoRA
+from frostline.adapters.targets import Target, Targets, find_targets
+
+__all__ = [
+    "PEFT",
+    "InjectedAdapter",
+    "LoRA",
+    "Target",
+    "Targets",
+    "adapters_of",
+    "disabled",
+    "find_targets",
+    "inject",
+    "is_adapted",
+    "merge",
+    "method_names",
+    "parse_method",
+    "planned_params",
+    "register_method",
+    "unmerge",
+]

@@ -1,0 +1,59 @@
+"""Which adapters a model has, and switching them off for a while. Active and trainable are separate states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import nn
+
+from frostline.adapters.base import PEFT
+from frostline.adapters.layers.in_place import InPlaceAdapted
+from frostline.tree import canonical_named_modules, unwrap
+
+_ATTRIBUTE = "_frostline_adapters"
+
+
+@dataclass(frozen=True)
+class InjectedAdapter:
+    """One adapter of a model: its name, the method that made it, the paths of the modules it adapts."""
+
+    name: str
+    method: PEFT
+    targets: tuple[str, ...]
+
+
+def adapters_of(model: nn.Module) -> Mapping[str, InjectedAdapter]:
+    """Adapters of `model` by name; empty for a bare model."""
+    held = unwrap(model).__dict__.get(_ATTRIBUTE)
+    return held if isinstance(held, dict) else {}
+
+
+def record_adapter(model: nn.Module, record: InjectedAdapter) -> None:
+    """Remember `record` on the (unwrapped) model."""
+    unwrap(model).__dict__.setdefault(_ATTRIBUTE, {})[record.name] = record
+
+
+def forget_adapter(model: nn.Module, name: str) -> None:
+    """Take the record of an adapter away again."""
+    unwrap(model).__dict__.get(_ATTRIBUTE, {}).pop(name, None)
+
+
+def is_adapted(module: nn.Module) -> bool:
+    """Whether `module` itself carries an adapter in place."""
+    return isinstance(module, InPlaceAdapted)
+
+
+@contextmanager
+def disabled(model: nn.Module) -> Iterator[None]:
+    """Within the block every adapter is inactive: the model computes as its base. No trainability flag changes."""
+    adapted = [module for _, module in canonical_named_modules(model) if isinstance(module, InPlaceAdapted)]
+    before = [module.adapters_enabled for module in adapted]
+    for module in adapted:
+        module.adapters_enabled = False
+    try:
+        yield
+    finally:
+        for module, enabled in zip(adapted, before, strict=True):
+            module.adapters_enabled = enabled

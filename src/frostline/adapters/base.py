@@ -1,0 +1,143 @@
+"""`PEFT`, the abstract base of every method, and the registry of methods.
+
+A method is a frozen config plus `transform(module, name, prefix)`. A new one is one file in `adapters/methods`, or in
+another package behind an entry point of the group `frostline.methods`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Self, TypeVar
+
+from torch import nn
+
+from frostline.config.origin import Origins
+from frostline.errors import ConfigError
+from frostline.tree import PlannedParam, canonical_named_parameters, set_trainable
+
+ALL_LINEAR = "all-linear"
+DEFAULT_NAME = "default"
+
+
+class PEFT(ABC):
+    """A parameter-efficient fine-tuning method: what it adds to a module, and to which modules.
+
+    Calling it on a model freezes the base and adapts the targets in place; `frostline.prepare` does the same with a
+    plan. Subclasses are frozen dataclasses.
+
+    Attributes:
+        method: name in the config (`peft.method`).
+        target_modules: selectors in the grammar of the config, or `all-linear`.
+        exclude_modules: selectors whose matches are never adapted; always wins.
+    """
+
+    method: ClassVar[str]
+    target_modules: Any
+    exclude_modules: Any
+
+    @abstractmethod
+    def transform(
+        self, module: nn.Module, name: str | None = None, prefix: str | None = None, *, adapter: str = DEFAULT_NAME
+    ) -> nn.Module:
+        """Add this method's adapter to `module` and return it (the same object where it can be adapted in place).
+
+        Args:
+            module: a module that `supports` accepts.
+            name: its name in the parent; `prefix`: the parent's path. Together they seed the initial values.
+            adapter: name of the adapter.
+        """
+
+    @abstractmethod
+    def supports(self, module: nn.Module) -> bool:
+        """Whether `transform` can adapt this module."""
+
+    @abstractmethod
+    def planned(self, module: nn.Module, *, adapter: str = DEFAULT_NAME) -> Sequence[PlannedParam]:
+        """The parameters that `transform` would add below `module`, without doing it."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """Short text for the plan, such as `LoRA r8`."""
+
+    @property
+    def supported_kinds(self) -> str:
+        """The kinds of layer that `supports` accepts, in words, for messages."""
+        return "nn.Linear and its subclasses"
+
+    @abstractmethod
+    def to_config(self) -> dict[str, Any]:
+        """JSON-able config from which `from_config` builds an equal method."""
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Mapping[str, Any], origins: Origins | None = None) -> Self:
+        """Build from a `peft` block. Raises ConfigError with all faults at once."""
+
+    def freeze_model(self, model: nn.Module) -> None:
+        """Freeze every parameter of the base; called before the walk. Override to freeze less."""
+        for _, param in canonical_named_parameters(model):
+            set_trainable(param, False)
+
+    def __call__(self, model: nn.Module | Iterable[nn.Module]) -> Any:
+        """Freeze the base of `model` (or of each chunk of a list) and adapt its targets in place; returns `model`.
+
+        Raises:
+            AdapterError: a target cannot be adapted. SelectorError: a selector matches nothing.
+        """
+        # Deferred: injection builds on this class.
+        from frostline.adapters.injection import inject
+
+        chunks = [model] if isinstance(model, nn.Module) else list(model)
+        for chunk in chunks:
+            self.freeze_model(chunk)
+            inject(chunk, self)
+        return model
+
+
+_METHODS: dict[str, type[PEFT]] = {}
+_M = TypeVar("_M", bound=type[PEFT])
+
+
+def register_method(cls: _M) -> _M:
+    """Class decorator: make a method available under its `method` name."""
+    _METHODS[cls.method] = cls
+    return cls
+
+
+@cache
+def _load_methods() -> None:
+    package = importlib.import_module("frostline.adapters.methods")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    for point in entry_points(group="frostline.methods"):
+        register_method(point.load())
+
+
+def method_names() -> list[str]:
+    """Names that `peft.method` may have."""
+    _load_methods()
+    return sorted(_METHODS)
+
+
+def parse_method(config: Mapping[str, Any], origins: Origins | None = None) -> PEFT:
+    """The method of a `peft` block.
+
+    Raises:
+        ConfigError: unknown method, or faults in its keys.
+    """
+    origins = origins or Origins(prefix=("peft",))
+    name = config.get("method", "lora")
+    if name not in method_names():
+        raise ConfigError(
+            f"peft.method is {name!r}",
+            where=origins.at("method"),
+            possible="methods: " + ", ".join(method_names()),
+            fix="choose one of these, or install the package that adds it",
+        )
+    return _METHODS[name].from_config(config, origins)

@@ -1,0 +1,106 @@
+"""Folds adapters into the base weights, and takes them out again exactly."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from frostline.adapters.active import adapters_of, forget_adapter
+from frostline.adapters.layers.in_place import drop_factors, restore_class
+from frostline.adapters.layers.lora_linear import LoRAMixin
+from frostline.errors import AdapterError
+from frostline.tree import canonical_named_modules
+
+_BASE_COPY = "_frostline_unmerged_weight"
+
+
+def merge(model: nn.Module, *, keep: bool = False) -> nn.Module:
+    """Add every adapter to its base weight. Mutates and returns `model`.
+
+    The sum is made in float32 (float64 beside float64) and rounded once to the dtype of the base.
+
+    Args:
+        keep: False removes the adapters, and the model is plain again. True keeps them beside a copy of each base
+            weight, so that `unmerge` restores the base bit for bit.
+
+    Raises:
+        AdapterError: the model has no adapter, or a merged weight is not finite; nothing is changed then.
+    """
+    adapted = _adapted(model)
+    merged: list[Tensor] = []
+    for path, module in adapted:
+        weight = module.weight
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        total = weight.detach().to(wide)
+        for name in module.adapter_settings:
+            if name not in module.merged:
+                total = total + module.delta(name).detach().to(wide)
+        total = total.to(weight.dtype)
+        if not bool(torch.isfinite(total).all()):
+            raise AdapterError(
+                f"merging gives values that are not finite in {path}.weight",
+                where="merge",
+                possible="finite adapter and base weights",
+                fix="inspect the adapter with `frostline inspect RUN --check`",
+            )
+        merged.append(total)
+    for (_, module), total in zip(adapted, merged, strict=True):
+        if keep and _BASE_COPY not in module.__dict__:
+            module.__dict__[_BASE_COPY] = module.weight.detach().clone()
+        with torch.no_grad():
+            module.weight.copy_(total)
+        module.merged = tuple(module.adapter_settings)
+    if not keep:
+        remove_adapters(model)
+    return model
+
+
+def unmerge(model: nn.Module) -> nn.Module:
+    """Restore the base weights after `merge(model, keep=True)`, bit for bit. Mutates and returns `model`.
+
+    Raises:
+        AdapterError: nothing is merged, or the model has no adapter.
+    """
+    adapted = _adapted(model)
+    if not any(_BASE_COPY in module.__dict__ for _, module in adapted):
+        raise AdapterError(
+            "nothing is merged", where="unmerge", possible="a model after merge(model, keep=True)", fix="merge first"
+        )
+    for _, module in adapted:
+        with torch.no_grad():
+            module.weight.copy_(module.__dict__.pop(_BASE_COPY))
+        module.merged = ()
+    return model
+
+
+def remove_adapters(model: nn.Module) -> None:
+    """Take all adapters away; the modules are instances of their base classes again."""
+    names = list(adapters_of(model))
+    for _, module in canonical_named_modules(model):
+        if isinstance(module, LoRAMixin):
+            plain = cast("nn.Module", module)
+            for name in list(module.adapter_settings):
+                drop_factors(plain, name)
+            plain.__dict__.pop(_BASE_COPY, None)
+            restore_class(plain)
+    for name in names:
+        forget_adapter(model, name)
+
+
+def _adapted(model: nn.Module) -> list[tuple[str, LoRAMixin]]:
+    seen: set[int] = set()
+    found: list[tuple[str, LoRAMixin]] = []
+    for path, module in canonical_named_modules(model):
+        if isinstance(module, LoRAMixin) and id(module) not in seen:
+            seen.add(id(module))
+            found.append((path, module))
+    if not found:
+        raise AdapterError(
+            "the model has no adapter to merge",
+            where="merge",
+            possible="a model that frostline.prepare(model, peft=...) or load_adapter returned",
+            fix="load the adapter first",
+        )
+    return found

@@ -1,0 +1,160 @@
+"""LoRA: a low-rank update beside frozen linears."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import nn
+
+from frostline.adapters.base import ALL_LINEAR, DEFAULT_NAME, PEFT, register_method
+from frostline.adapters.layers.in_place import Factor, FactorBank, adapt_in_place, adapter_dtype
+from frostline.adapters.layers.lora_linear import LoRAMixin, LoRASettings, initial_down, is_linear
+from frostline.config.origin import Origins
+from frostline.errors import ConfigError, Problem
+from frostline.tree import PlannedParam, join_path
+
+_ALIASES = {"r": "rank", "dim": "rank", "lora_rank": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout"}
+_DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
+
+
+@register_method
+@dataclass(frozen=True)
+class LoRA(PEFT):
+    """Low-rank adaptation (Hu et al. 2021, arXiv 2106.09685).
+
+    Attributes:
+        rank: inner size of the update, at least 1.
+        alpha: the update is scaled by alpha / rank; None means 2 x rank.
+        dropout: probability, 0 <= dropout < 1, applied to the adapter's input while training.
+        use_rslora: scale by alpha / sqrt(rank) instead (Kalajdzievski 2023, arXiv 2312.03732).
+        target_modules: `all-linear` (every linear but the output head and modules trained in full) or selectors.
+        exclude_modules: selectors that always win.
+        dtype: of the adapter tensors; `auto` is float32 beside half-precision bases, else the base's dtype.
+        seed: seeds the initial values together with the path of each module.
+    """
+
+    method: ClassVar[str] = "lora"
+
+    rank: int = 8
+    alpha: float | None = None
+    dropout: float = 0.0
+    use_rslora: bool = False
+    target_modules: Any = ALL_LINEAR
+    exclude_modules: Any = ()
+    dtype: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        problems = _problems(asdict(self), Origins(prefix=(type(self).__name__,)))
+        if problems:
+            raise ConfigError.from_problems(problems)
+
+    @property
+    def scaling(self) -> float:
+        """Factor of the update."""
+        alpha = 2 * self.rank if self.alpha is None else self.alpha
+        return alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
+
+    @property
+    def label(self) -> str:
+        """For the plan."""
+        return f"{'rsLoRA' if self.use_rslora else 'LoRA'} r{self.rank}"
+
+    def supports(self, module: nn.Module) -> bool:
+        """Float `nn.Linear` and its subclasses."""
+        return is_linear(module)
+
+    def planned(self, module: nn.Module, *, adapter: str = DEFAULT_NAME) -> Sequence[PlannedParam]:
+        """The two factors."""
+        linear = cast("nn.Linear", module)
+        dtype = adapter_dtype(self.dtype, linear.weight.dtype)
+        return (
+            PlannedParam(f"lora_A.{adapter}.weight", (self.rank, linear.in_features), dtype),
+            PlannedParam(f"lora_B.{adapter}.weight", (linear.out_features, self.rank), dtype),
+        )
+
+    def transform(
+        self, module: nn.Module, name: str | None = None, prefix: str | None = None, *, adapter: str = DEFAULT_NAME
+    ) -> nn.Module:
+        """Adapt a linear in place; B starts at zero, so that the output does not change. See `PEFT.transform`."""
+        linear = cast("nn.Linear", module)
+        path = join_path(prefix or "", name or "")
+        weight = linear.weight
+        dtype = adapter_dtype(self.dtype, weight.dtype)
+        if weight.device.type == "meta":
+            down = torch.empty(self.rank, linear.in_features, dtype=dtype, device="meta")
+        else:
+            seeded = f"{path}.lora_A.{adapter}"
+            down = initial_down(self.rank, linear.in_features, path=seeded, seed=self.seed, dtype=dtype)
+        up = torch.zeros(linear.out_features, self.rank, dtype=dtype, device=weight.device)
+        adapt_in_place(module, LoRAMixin)
+        adapted = cast("LoRAMixin", module)
+        for bank, value in (("lora_A", down.to(weight.device)), ("lora_B", up)):
+            if bank not in module._modules:
+                module.add_module(bank, FactorBank())
+            cast("FactorBank", module._modules[bank])[adapter] = Factor(value)
+        adapted.adapter_settings[adapter] = LoRASettings(self.scaling, self.dropout)
+        return module
+
+    def to_config(self) -> dict[str, Any]:
+        """All fields, with tuples as lists."""
+        config = {"method": self.method, **asdict(self)}
+        config["exclude_modules"] = list(self.exclude_modules) if self.exclude_modules else []
+        return config
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], origins: Origins | None = None) -> Self:
+        """From a `peft` block; `r`, `dim`, `lora_rank`, `lora_alpha` and `lora_dropout` are read too."""
+        origins = origins or Origins(prefix=("peft",))
+        fields: dict[str, Any] = {}
+        problems: list[Problem] = []
+        for key, value in config.items():
+            name = _ALIASES.get(key, key)
+            if name == "method":
+                continue
+            if name not in cls.__dataclass_fields__:
+                possible = "keys: method, " + ", ".join(cls.__dataclass_fields__)
+                problems.append(
+                    Problem(f"unknown key `{key}` for {cls.method}", str(origins.at(key)), possible, "correct the key")
+                )
+            elif name in fields:
+                problems.append(
+                    Problem(
+                        f"`{key}` gives {name} a second time", str(origins.at(key)), f"one of them: {name}", "keep one"
+                    )
+                )
+            else:
+                fields[name] = value
+        problems.extend(_problems(fields, origins))
+        if problems:
+            raise ConfigError.from_problems(problems)
+        return cls(**fields)
+
+
+def _problems(fields: Mapping[str, Any], origins: Origins) -> list[Problem]:
+    checks = {
+        "rank": (lambda v: type(v) is int and v >= 1, "an integer of at least 1", "try 8"),
+        "alpha": (lambda v: v is None or (_is_number(v) and v > 0), "a number above 0", "try 2 x rank"),
+        "dropout": (lambda v: _is_number(v) and 0 <= v < 1, "a number from 0 up to, not including, 1", "try 0.05"),
+        "use_rslora": (lambda v: isinstance(v, bool), "true or false", "correct the value"),
+        "target_modules": (
+            lambda v: isinstance(v, (str, Mapping, list, tuple)) and bool(v),
+            "all-linear, a selector, or a list of selectors with at least one entry",
+            "name the modules to adapt, or remove the `peft` block",
+        ),
+        "dtype": (lambda v: v in _DTYPES, ", ".join(_DTYPES), "correct the value"),
+        "seed": (lambda v: type(v) is int, "an integer", "correct the value"),
+    }
+    found: list[Problem] = []
+    for key, (accepts, possible, fix) in checks.items():
+        if key in fields and not accepts(fields[key]):
+            found.append(Problem(f"{key} is {fields[key]!r}", str(origins.at(key)), possible, fix))
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,34 @@
+"""Modules whose children's weights are read directly, past the children's `forward`: an adapter there would be dead.
+
+One table; a row names the parent class, the children concerned, and the code that reads them.
+"""
+
+from __future__ import annotations
+
+from frostline.tree import ModuleTree
+
+# Parent class name -> names of children whose `.weight` it reads itself.
+WEIGHT_READERS: dict[str, tuple[str, ...]] = {
+    # torch.nn.functional.multi_head_attention_forward takes out_proj.weight as an argument.
+    "MultiheadAttention": ("out_proj",),
+    # The fast path of inference (torch._transformer_encoder_layer_fwd) takes the weights of both linears.
+    "TransformerEncoderLayer": ("linear1", "linear2"),
+    # The fused kernels of mamba_ssm take these weights; transformers' slow path reads dt_proj.weight as well.
+    "MambaMixer": ("x_proj", "dt_proj", "out_proj"),
+    "FalconMambaMixer": ("x_proj", "dt_proj", "out_proj"),
+    "JambaMambaMixer": ("dt_proj",),
+    "Mamba2Mixer": ("out_proj",),
+    "BambaMixer": ("out_proj",),
+    "Zamba2MambaMixer": ("out_proj",),
+}
+
+
+def reader_of(tree: ModuleTree, index: int) -> str | None:
+    """Name of the parent's class if it reads the weight of module `index` directly, else None."""
+    ref = tree.modules[index]
+    if ref.parent < 0:
+        return None
+    for base in type(tree.modules[ref.parent].module).__mro__:
+        if ref.name in WEIGHT_READERS.get(base.__name__, ()):
+            return base.__name__
+    return None

@@ -1,0 +1,297 @@
+"""Resolves rules against one tree: for every tensor, does it train and which rule decided it.
+
+Pure: reads the tree, touches no parameter, works on the meta device. DESIGN section 3 gives the order of the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from frostline.errors import ConfigError, Problem, SelectorError
+from frostline.selectors import Selection, Selector, require_matches
+from frostline.trainability.decision import (
+    BUILT_FROZEN,
+    BUILT_TRAINABLE,
+    NEW_TRAINS,
+    PEFT_FREEZES,
+    Decision,
+    Rule,
+)
+from frostline.trainability.plan import TrainabilityPlan
+from frostline.trainability.rows import module_rows
+from frostline.trainability.rules import FreezeRules
+from frostline.tree import ModuleTree, PlannedParam
+
+_MAX_NAMES = 5
+
+
+@dataclass(frozen=True)
+class AdapterTargets:
+    """What a PEFT method will add, as data: no method object, no module.
+
+    Attributes:
+        label: shown in the plan, such as `LoRA r8`.
+        rules: path of each adapted module -> the rule that chose it.
+        planned: path of each adapted module -> the parameters that injection creates there.
+        notes: remarks on what was skipped and why.
+    """
+
+    label: str
+    rules: Mapping[str, Rule]
+    planned: Mapping[str, Sequence[PlannedParam]]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far the freeze config reaches in the base tree: what adapter injection has to respect.
+
+    Attributes:
+        left_alone: mask over modules: inside `freeze_modules` and not thawed.
+        trained_in_full: mask over parameters: thawed by a selector, or new.
+    """
+
+    left_alone: bytearray
+    trained_in_full: bytearray
+
+
+@dataclass
+class _Draft:
+    """The decisions under construction, by index of the parameter's name."""
+
+    trains: list[bool] = field(default_factory=list[bool])
+    rule: list[Rule] = field(default_factory=list[Rule])
+
+
+def reach_of(tree: ModuleTree, rules: FreezeRules, new: frozenset[str] = frozenset()) -> Reach:
+    """Where `rules` reach before adapters are there.
+
+    Raises:
+        SelectorError: a module selector selects nothing.
+    """
+    selected_modules = [selector for selector in (*rules.freeze, *rules.unfreeze) if not selector.selects_params]
+    require_matches(selected_modules, tree)
+    left_alone = bytearray(len(tree.modules))
+    for selector in rules.freeze:
+        _set(left_alone, selector.select(tree).modules)
+    trained = bytearray(len(tree.params))
+    for selector in rules.unfreeze:
+        selection = selector.select(tree)
+        _set(trained, selection.params)
+        for index, is_set in enumerate(selection.modules):
+            if is_set:
+                left_alone[index] = 0
+    for index, ref in enumerate(tree.params):
+        if ref.path in new:
+            trained[index] = 1
+    return Reach(left_alone, trained)
+
+
+def resolve_plan(
+    tree: ModuleTree,
+    rules: FreezeRules,
+    *,
+    adapters: AdapterTargets | None = None,
+    new: frozenset[str] = frozenset(),
+    built_flags: Mapping[str, bool] | None = None,
+) -> TrainabilityPlan:
+    """The plan of `rules` for `tree`.
+
+    Args:
+        tree: the model; bare, or with its adapters injected.
+        adapters: what a PEFT method adds; None means full fine-tuning.
+        new: paths that the base files do not hold.
+        built_flags: `requires_grad` as the model came, by path, where the tree's flags have been changed since.
+
+    Raises:
+        SelectorError: a selector selects nothing, or rules disagree about the names of one tensor.
+        ConfigError: nothing trains, a new parameter is frozen, or a parameter that cannot train is thawed.
+    """
+    if adapters is not None and not tree.adapter_params:
+        index_of = tree.module_index
+        tree = tree.with_planned_params({index_of[path]: params for path, params in adapters.planned.items()})
+    selections = require_matches([*rules.freeze, *rules.unfreeze], tree)
+    freezing = list(zip(rules.freeze, selections, strict=False))
+    thawing = list(zip(rules.unfreeze, selections[len(rules.freeze) :], strict=True))
+    draft = _baseline(tree, adapters, new, built_flags)
+    _overlay(draft, freezing, trains=False)
+    _overlay(draft, thawing, trains=True)
+    problems = _merge_tied(tree, draft)
+    if problems:
+        raise SelectorError.from_problems(problems)
+    decisions = tuple(_decisions(tree, draft, new, built_flags))
+    problems = [*_untrainable(decisions), *_frozen_new(decisions, rules)]
+    if not problems and not any(decision.trains for decision in decisions):
+        problems.append(_nothing_trains(decisions, rules))
+    if problems:
+        raise ConfigError.from_problems(problems)
+    return TrainabilityPlan(
+        decisions=decisions,
+        modules=module_rows(tree),
+        rules=rules,
+        adapters=adapters,
+        notes=tuple(_notes(decisions, rules, tree, adapters, freezing + thawing)),
+    )
+
+
+def _baseline(
+    tree: ModuleTree, adapters: AdapterTargets | None, new: frozenset[str], built_flags: Mapping[str, bool] | None
+) -> _Draft:
+    draft = _Draft()
+    for ref in tree.params:
+        if ref.is_adapter:
+            trains, rule = True, _adapter_rule(tree, ref.owner, adapters)
+        elif ref.path in new:
+            trains, rule = True, NEW_TRAINS
+        elif adapters is not None:
+            trains, rule = False, PEFT_FREEZES
+        else:
+            trains = built_flags.get(ref.path, ref.requires_grad) if built_flags else ref.requires_grad
+            rule = BUILT_TRAINABLE if trains else BUILT_FROZEN
+        draft.trains.append(trains)
+        draft.rule.append(rule)
+    return draft
+
+
+def _adapter_rule(tree: ModuleTree, owner: int, adapters: AdapterTargets | None) -> Rule:
+    while tree.modules[owner].is_adapter:
+        owner = tree.modules[owner].parent
+    path = tree.modules[owner].path
+    if adapters is not None and path in adapters.rules:
+        return adapters.rules[path]
+    return Rule("adapter", "adapters train")
+
+
+def _overlay(draft: _Draft, chosen: Iterable[tuple[Selector, Selection]], *, trains: bool) -> None:
+    kind = "unfreeze" if trains else "freeze"
+    for selector, selection in chosen:
+        rule = Rule(kind, f"{kind}_modules {selector}", selector.origin, selector.selects_params)
+        for index, is_selected in enumerate(selection.params):
+            if is_selected:
+                draft.trains[index] = trains
+                draft.rule[index] = rule
+
+
+def _merge_tied(tree: ModuleTree, draft: _Draft) -> list[Problem]:
+    """Give all names of a tensor one decision: an explicit rule beats a baseline, two explicit ones must agree."""
+    problems: list[Problem] = []
+    for names in tree.names_of_tensor.values():
+        explicit = [index for index in names if draft.rule[index].is_explicit]
+        verdicts = {draft.trains[index] for index in explicit}
+        if len(verdicts) > 1:
+            listed = "\n".join(f"{tree.params[index].path}: {draft.rule[index]}" for index in explicit)
+            others = ", ".join(tree.params[index].path for index in names)
+            first = next(draft.rule[index].origin for index in explicit if draft.trains[index])
+            problems.append(
+                Problem(
+                    f"one tensor is both frozen and trained under its names {others}",
+                    str(first),
+                    f"the rules that disagree:\n{listed}",
+                    "name all of them in the same list, or untie the weights in the model's config",
+                )
+            )
+            continue
+        # A name that another one explains decides for the new one too: a tied tensor is in the base files.
+        winner = explicit[-1] if explicit else min(names, key=lambda index: draft.rule[index].kind == "new")
+        for index in names:
+            draft.trains[index], draft.rule[index] = draft.trains[winner], draft.rule[winner]
+    return problems
+
+
+def _decisions(
+    tree: ModuleTree, draft: _Draft, new: frozenset[str], built_flags: Mapping[str, bool] | None
+) -> Iterable[Decision]:
+    aliases = {first: names[1:] for first, names in tree.names_of_tensor.items()}
+    repeated = {index for names in aliases.values() for index in names}
+    for index, ref in enumerate(tree.params):
+        if index in repeated:
+            continue
+        other = tuple(tree.params[alias].path for alias in aliases.get(index, ()))
+        kind = "adapter" if ref.is_adapter else "base"
+        if ref.path in new and all(name in new for name in other):
+            kind = "new"
+        rule, trains = draft.rule[index], draft.trains[index]
+        built = built_flags.get(ref.path, ref.requires_grad) if built_flags else ref.requires_grad
+        note = "the model built it frozen" if trains and rule.kind == "unfreeze" and not built else ""
+        dtype = str(ref.dtype).removeprefix("torch.")
+        yield Decision(ref.path, trains, rule, note, ref.num_elements, ref.shape, dtype, kind, other)
+
+
+def _untrainable(decisions: Iterable[Decision]) -> list[Problem]:
+    return [
+        Problem(
+            f"{decision.path} is to train, but its dtype is {decision.dtype}",
+            str(decision.rule.origin) if decision.rule.origin else None,
+            "floating-point parameters train; integer and packed ones cannot",
+            'exclude it with `except: [{param: "..."}]`, or load the model without quantization',
+        )
+        for decision in decisions
+        if decision.trains and not decision.dtype.startswith(("float", "bfloat", "complex"))
+    ]
+
+
+def _frozen_new(decisions: Iterable[Decision], rules: FreezeRules) -> list[Problem]:
+    if rules.allow_frozen_new:
+        return []
+    frozen = [decision for decision in decisions if decision.kind == "new" and not decision.trains]
+    if not frozen:
+        return []
+    names = ", ".join(decision.path for decision in frozen[:_MAX_NAMES])
+    return [
+        Problem(
+            f"{names} {'is' if len(frozen) == 1 else 'are'} new (not in the base files), but frozen: random for ever",
+            str(frozen[0].rule.origin),
+            f"frozen by {frozen[0].rule}",
+            "take it out of freeze_modules, or set `allow_frozen_new: true` to keep it random and saved",
+        )
+    ]
+
+
+def _nothing_trains(decisions: Sequence[Decision], rules: FreezeRules) -> Problem:
+    by_rule: dict[str, int] = {}
+    for decision in decisions:
+        by_rule[str(decision.rule)] = by_rule.get(str(decision.rule), 0) + 1
+    return Problem(
+        f"nothing trains: all {len(decisions)} parameters are frozen",
+        str(rules.origin),
+        "\n".join(f"{count} by {rule}" for rule, count in by_rule.items()),
+        "thaw a part with `unfreeze_modules`, or add adapters with `peft`",
+    )
+
+
+def _notes(
+    decisions: Sequence[Decision],
+    rules: FreezeRules,
+    tree: ModuleTree,
+    adapters: AdapterTargets | None,
+    chosen: Sequence[tuple[Selector, Selection]],
+) -> Iterable[str]:
+    thawed = [decision.path for decision in decisions if decision.note]
+    if thawed:
+        yield f"thawed although the model built it frozen: {_some(thawed)}"
+    tied = [decision for decision in decisions if decision.aliases]
+    for decision in tied:
+        state = "trains" if decision.trains else "frozen"
+        yield f"one tensor, {state}: {decision.path} = {' = '.join(decision.aliases)}"
+    for selector, selection in chosen:
+        if not selection.matches:
+            yield f"optional selector {selector} ({selector.origin.short}) matches nothing here"
+    new_frozen = [decision.path for decision in decisions if decision.kind == "new" and not decision.trains]
+    if new_frozen:
+        yield f"new but frozen (allow_frozen_new), kept in every checkpoint: {_some(new_frozen)}"
+    if rules.frozen_mode == "train":
+        yield "frozen_mode train: dropout and normalization statistics of frozen modules follow the model's mode"
+    if adapters is not None:
+        yield from adapters.notes
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MAX_NAMES])
+    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
+
+
+def _set(mask: bytearray, other: bytearray) -> None:
+    for index, is_set in enumerate(other):
+        if is_set:
+            mask[index] = 1
