@@ -1,0 +1,46 @@
+"""The sections of a config as strict, frozen pydantic models: one file a theme."""
+
+from __future__ import annotations
+
+from frostline.config.models.config import Config, RecipeName
+from frostline.config.models.data import ColumnsConfig, DataConfig, SourceConfig
+from frostline.config.models.freeze import FreezeConfig
+from frostline.config.models.model import Dtype, ModelConfig, TokenizerConfig
+from frostline.config.models.peft import PeftConfig
+from frostline.config.models.run import (
+    BestConfig,
+    CheckpointConfig,
+    EarlyStoppingConfig,
+    EvaluationConfig,
+    TrackingConfig,
+)
+from frostline.config.models.training import (
+    OptimizerConfig,
+    OptimizerName,
+    ParameterGroupConfig,
+    ScheduleConfig,
+    TrainingConfig,
+)
+
+__all__ = [
+    "BestConfig",
+    "CheckpointConfig",
+    "ColumnsConfig",
+    "Config",
+    "DataConfig",
+    "Dtype",
+    "EarlyStoppingConfig",
+    "EvaluationConfig",
+    "FreezeConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "OptimizerName",
+    "ParameterGroupConfig",
+    "PeftConfig",
+    "RecipeName",
+    "ScheduleConfig",
+    "SourceConfig",
+    "TokenizerConfig",
+    "TrackingConfig",
+    "TrainingConfig",
+]

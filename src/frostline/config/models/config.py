@@ -1,0 +1,125 @@
+"""The whole config: all sections, and what they must not contradict one another in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BeforeValidator, Field
+
+from frostline.config.models.data import DataConfig
+from frostline.config.models.freeze import FreezeConfig
+from frostline.config.models.model import ModelConfig, TokenizerConfig
+from frostline.config.models.peft import PeftConfig
+from frostline.config.models.run import CheckpointConfig, EvaluationConfig, TrackingConfig
+from frostline.config.models.training import OptimizerConfig, ScheduleConfig, TrainingConfig
+from frostline.config.origin import join_keys
+from frostline.config.section import Expects, Fault, Section
+from frostline.config.wording import is_number, show
+
+RecipeName = Literal["sequence_classification", "causal_lm"]
+_RECIPES = Expects("sequence_classification or causal_lm (alias sft)")
+_RECIPE_ALIASES = {"sft": "causal_lm"}
+# Keys that only one recipe reads; setting them with the other would be silently without effect.
+_ONLY_FOR: dict[str, tuple[tuple[str, ...], ...]] = {
+    "sequence_classification": (
+        ("model", "num_labels"),
+        ("model", "problem"),
+        ("data", "columns", "label"),
+        ("data", "columns", "text_pair"),
+        ("training", "class_weights"),
+    ),
+    "causal_lm": (
+        ("tokenizer", "chat_template"),
+        ("data", "format"),
+        ("data", "system"),
+        ("data", "train_on"),
+        ("data", "columns", "messages"),
+        ("data", "columns", "prompt"),
+        ("data", "columns", "completion"),
+    ),
+}
+
+
+def _recipe(value: Any) -> Any:
+    return _RECIPE_ALIASES.get(value, value) if isinstance(value, str) else value
+
+
+class Config(Section):
+    """A Frostline run. Relative paths (data, model folders, output_dir) start at the current directory."""
+
+    recipe: Annotated[RecipeName, BeforeValidator(_recipe), _RECIPES] = Field(description="The task.")
+    model: ModelConfig = Field(description=ModelConfig.__doc__)
+    tokenizer: TokenizerConfig = Field(TokenizerConfig(), description=TokenizerConfig.__doc__)
+    freeze_config: FreezeConfig = Field(FreezeConfig(), description=FreezeConfig.__doc__)
+    peft: PeftConfig | None = Field(None, description=PeftConfig.__doc__)
+    data: DataConfig = Field(description=DataConfig.__doc__)
+    training: TrainingConfig = Field(TrainingConfig(), description=TrainingConfig.__doc__)
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description=OptimizerConfig.__doc__)
+    schedule: ScheduleConfig = Field(ScheduleConfig(), description=ScheduleConfig.__doc__)
+    evaluation: EvaluationConfig = Field(EvaluationConfig(), description=EvaluationConfig.__doc__)
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description=CheckpointConfig.__doc__)
+    device: Annotated[str, Expects("auto, cpu, cuda, mps, or cuda:N", ("auto", "cpu", "cuda", "mps"))] = Field(
+        "auto",
+        pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$",
+        description="Where to train; auto takes the fastest there is.",
+    )
+    tracking: TrackingConfig = Field(TrackingConfig(), description=TrackingConfig.__doc__)
+    output_dir: str | None = Field(
+        None, min_length=1, description="Run folder; null is runs/NAME, with the name of the config file."
+    )
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate in force: `optimizer.lr`, or 2e-4 with adapters and 2e-5 without."""
+        if self.optimizer.lr is not None:
+            return self.optimizer.lr
+        return 2e-5 if self.peft is None else 2e-4
+
+    @classmethod
+    def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:
+        recipe = _recipe(given.get("recipe"))
+        for owner, keys in _ONLY_FOR.items():
+            if not isinstance(recipe, str) or recipe not in _ONLY_FOR or recipe == owner:
+                continue
+            for path in keys:
+                value = _lookup(given, path)
+                if value not in (None, "none", "auto"):
+                    yield Fault(
+                        path,
+                        f"`{join_keys(path)}` has no effect with the recipe {recipe}",
+                        f"read by the recipe {owner}",
+                        f"remove `{path[-1]}`, or change the recipe",
+                    )
+        lr, min_lr = _lookup(given, ("optimizer", "lr")), _lookup(given, ("schedule", "min_lr"))
+        if is_number(lr) and is_number(min_lr) and 0 < lr < min_lr:
+            yield Fault(
+                ("schedule", "min_lr"),
+                f"`schedule.min_lr` {show(min_lr)} is above `optimizer.lr` {show(lr)}",
+                "from 0 to optimizer.lr; it is absolute, not a fraction",
+                "lower min_lr or raise lr",
+            )
+        if _lookup(given, ("data", "validation"), 0.1) is None and isinstance(given.get("data"), Mapping):
+            for path in (("evaluation", "best"), ("evaluation", "early_stopping")):
+                if _lookup(given, path) is not None:
+                    yield Fault(
+                        path,
+                        f"`{join_keys(path)}` needs validation examples, and `data.validation` is null",
+                        "data.validation as a fraction, a number or a source",
+                        f"set data.validation, or remove `{path[-1]}`",
+                    )
+        if _lookup(given, ("evaluation", "every")) == "never" and _lookup(given, ("evaluation", "early_stopping")):
+            yield Fault(
+                ("evaluation", "early_stopping"),
+                "`evaluation.early_stopping` needs evaluations, and `evaluation.every` is never",
+                "a number of steps or epoch",
+                "set every, or remove early_stopping",
+            )
+
+
+def _lookup(given: Any, path: tuple[str, ...], default: Any = None) -> Any:
+    for key in path:
+        if not isinstance(given, Mapping) or key not in given:
+            return default
+        given = cast("Mapping[str, Any]", given)[key]
+    return given

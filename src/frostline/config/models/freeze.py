@@ -1,0 +1,34 @@
+"""The `freeze_config` section: raw selectors and how frozen parts behave. Must not know any model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from frostline.config.models.selection import RawSelectors, selector_faults
+from frostline.config.section import Fault, Section
+
+
+class FreezeConfig(Section):
+    """What to freeze and thaw. `model_fields_set` tells an omitted list from an empty one."""
+
+    main_key: ClassVar[str | None] = "freeze_modules"
+
+    freeze_modules: RawSelectors = Field((), description="Selectors of what to freeze.")
+    unfreeze_modules: RawSelectors = Field((), description="Selectors of what to thaw; wins over freeze_modules.")
+    frozen_mode: Literal["eval", "train"] = Field(
+        "eval",
+        description="eval: wholly frozen subtrees keep normalization statistics and dropout still; train: they follow "
+        "the model.",
+    )
+    allow_frozen_new: bool = Field(
+        False, description="Allow freezing parameters that the base files do not hold, such as a fresh head."
+    )
+
+    @classmethod
+    def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:
+        for name in ("freeze_modules", "unfreeze_modules"):
+            if name in given:
+                yield from selector_faults(name, given[name])

@@ -1,0 +1,64 @@
+"""The `evaluation`, `checkpoint` and `tracking` sections: what happens beside the training itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from frostline.config.section import Expects, Section
+
+_OPTIONS = Expects("true, false, or a mapping of options")
+_Steps = Annotated[int, Field(ge=1)]
+
+
+class BestConfig(Section):
+    """Which checkpoint counts as best."""
+
+    main_key: ClassVar[str | None] = "metric"
+
+    metric: str = Field(min_length=1, description="Name of a metric of the evaluation, such as accuracy or loss.")
+    mode: Literal["min", "max"] = Field(description="Whether lower or higher is better.")
+
+
+class EarlyStoppingConfig(Section):
+    """When to stop because the best metric no longer gets better."""
+
+    main_key: ClassVar[str | None] = "patience"
+
+    patience: int = Field(ge=1, description="Evaluations without a new best before training stops.")
+
+
+class EvaluationConfig(Section):
+    """When and how to evaluate."""
+
+    main_key: ClassVar[str | None] = "every"
+
+    every: Annotated[_Steps | Literal["epoch", "never"], Expects("a number of steps of at least 1, epoch or never")] = (
+        Field("epoch", description="Evaluate after so many steps, or after each epoch; also at the end unless never.")
+    )
+    best: BestConfig | None = Field(None, description="Metric that chooses the best checkpoint; null is the recipe's.")
+    early_stopping: EarlyStoppingConfig | None = Field(None, description=EarlyStoppingConfig.__doc__)
+    batch_size: int | None = Field(
+        None, ge=1, description="Examples evaluated at once; null is training's micro-batch."
+    )
+    max_examples: int | None = Field(None, ge=1, description="Validation examples to use at most; null is all.")
+
+
+class CheckpointConfig(Section):
+    """When to save, and how much to keep."""
+
+    main_key: ClassVar[str | None] = "every"
+
+    every: Annotated[_Steps | Literal["epoch", "end"], Expects("a number of steps of at least 1, epoch or end")] = (
+        Field("epoch", description="Save after so many steps, or after each epoch; always at the end.")
+    )
+    keep: int = Field(2, ge=1, description="Newest checkpoints to keep; best and latest are always kept.")
+
+
+class TrackingConfig(Section):
+    """Other places that metrics are sent to. Each needs its package."""
+
+    tensorboard: bool = Field(False, description="Write TensorBoard events into the run folder.")
+    wandb: Annotated[bool | dict[str, Any], _OPTIONS] = Field(False, description="Weights & Biases; options of init().")
+    mlflow: Annotated[bool | dict[str, Any], _OPTIONS] = Field(False, description="MLflow; options of start_run().")
