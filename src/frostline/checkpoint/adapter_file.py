@@ -1,0 +1,201 @@
+"""The folder `adapter/`: the trained part of a run with adapters, as Hugging Face peft reads it.
+
+`adapter_model.safetensors` and `adapter_config.json` are peft's; `frostline.json` beside them says which base and plan
+they belong to. Knows nothing of optimizers or run folders.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from frostline.checkpoint.atomic import write_file
+from frostline.checkpoint.fingerprint import BaseIdentity
+from frostline.checkpoint.peft_layout import PeftLayout, only_adapter, peft_key, plan_layout, trained_paths
+from frostline.checkpoint.peft_matching import PREFIX
+from frostline.checkpoint.tensor_file import PICKLED, put_tensors, read_tensors, values_of, write_tensors
+from frostline.errors import CheckpointError
+from frostline.trainability import TrainabilityPlan
+
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+OWN = "frostline.json"
+
+
+@dataclass(frozen=True)
+class AdapterFile:
+    """A folder in peft's layout, as read.
+
+    Attributes:
+        directory: where it lies.
+        config: `adapter_config.json`.
+        tensors: by key of the file, on the CPU.
+        base: base that it belongs to; None in a folder that Frostline did not write.
+        plan_digest: digest of the plan that trained it; None likewise.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    base: BaseIdentity | None = None
+    plan_digest: str | None = None
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Paths of the adapted modules, from the keys of the file, sorted."""
+        ends = (".lora_A.weight", ".lora_A")
+        found = {
+            key.removeprefix(PREFIX).removesuffix(end) for key in self.tensors for end in ends if key.endswith(end)
+        }
+        return tuple(sorted(found))
+
+    @property
+    def trained_in_full(self) -> tuple[str, ...]:
+        """Paths of the base's parameters and buffers in the file, sorted."""
+        keys = (key.removeprefix(PREFIX) for key in self.tensors if ".lora_" not in key)
+        return tuple(sorted(key.replace(".base_layer.", ".") for key in keys))
+
+
+def write_adapter(
+    model: torch.nn.Module,
+    plan: TrainabilityPlan,
+    directory: str | Path,
+    base: BaseIdentity | None = None,
+    *,
+    adapter: str | None = None,
+    task_type: str | None = None,
+) -> PeftLayout:
+    """Write the trained part of `model` into `directory`, so that `peft.PeftModel.from_pretrained` loads it.
+
+    Args:
+        directory: made if it is not there.
+        base: which base it belongs to; its name is what peft loads the base by.
+        adapter: name of the adapter, needed where the model has several.
+        task_type: peft's task type, such as `SEQ_CLS`.
+
+    Returns the layout; what is in its `inexpressible` has **not** been written, and is for `save_trained(only=...)`.
+
+    Raises:
+        CheckpointError: no adapter, a tensor that is empty, of the wrong shape or not finite, the disk is full.
+    """
+    directory = Path(directory)
+    layout = plan_layout(model, plan, adapter=adapter, task_type=task_type)
+    values = values_of(model)
+    _check_rank(layout, values)
+    directory.mkdir(parents=True, exist_ok=True)
+    shown = {key: path for path, key in layout.keys.items()}
+    write_tensors(directory / WEIGHTS, {key: values[path] for path, key in layout.keys.items()}, shown)
+    base = base or BaseIdentity()
+    config = {**layout.config, "base_model_name_or_path": base.name_or_path, "revision": base.revision}
+    write_file(directory / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
+    own = {"format_version": 1, "base": base.to_dict(), "plan_digest": plan.digest, "notes": layout.notes}
+    write_file(directory / OWN, json.dumps(own, indent=1) + "\n")
+    return layout
+
+
+def read_adapter(directory: str | Path) -> AdapterFile:
+    """Read a folder in peft's layout, written by Frostline or by peft.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or a pickle; the method is not LoRA; keys in another layout.
+    """
+    directory = Path(directory)
+    config = _read_json(directory / CONFIG)
+    if config.get("peft_type") != "LORA":
+        raise CheckpointError(
+            f"the adapter's peft_type is {config.get('peft_type')!r}", where=directory / CONFIG, possible="LORA"
+        )
+    tensors = read_tensors(directory / WEIGHTS)
+    foreign = [key for key in tensors if not key.startswith(PREFIX)]
+    if foreign or not tensors:
+        raise CheckpointError(
+            f"{len(foreign)} of {len(tensors)} tensors have no name in peft's layout: {', '.join(foreign[:4])}"
+            if tensors
+            else "the adapter file is empty",
+            where=directory / WEIGHTS,
+            possible=f"names that begin with {PREFIX}",
+            fix="save it again with peft or frostline",
+        )
+    own = _read_json(directory / OWN) if (directory / OWN).is_file() else {}
+    base = BaseIdentity.from_dict(own["base"]) if "base" in own else None
+    return AdapterFile(directory, config, tensors, base, own.get("plan_digest"))
+
+
+def load_adapter_tensors(
+    model: torch.nn.Module,
+    plan: TrainabilityPlan,
+    file: AdapterFile,
+    *,
+    adapter: str | None = None,
+    elsewhere: frozenset[str] = frozenset(),
+    allow_plan_change: bool = False,
+) -> int:
+    """Put the tensors of `file` into `model`, whose adapters are injected; all or none. Returns their number.
+
+    Args:
+        adapter: name of the adapter in the model, needed where it has several. The file carries no name.
+        elsewhere: paths that another file holds.
+        allow_plan_change: tensors of the base that `plan` does not train are loaded too, and what the file lacks of
+            the base keeps its value. Adapters must match in any case.
+
+    Raises:
+        CheckpointError: names every tensor that is missing, unexpected, of another shape or not finite.
+    """
+    injected = only_adapter(model, adapter)
+    values = values_of(model)
+    by_key = {peft_key(path, injected): path for path in values}
+    wanted = {peft_key(path, injected): path for path in trained_paths(model, plan, injected.name)}
+    # Statistics of a frozen part of a module in modules_to_save come along; they are the base's own values.
+    buffers = {key for key, path in by_key.items() if path not in plan.decisions}
+    missing = [path for key, path in wanted.items() if key not in file.tensors and path not in elsewhere]
+    unexpected = [key for key in file.tensors if key not in wanted and not (key in buffers and key in by_key)]
+    if allow_plan_change:
+        missing = [path for path in missing if path in plan.decisions and plan.decisions[path].kind == "adapter"]
+        unexpected = [key for key in unexpected if key not in by_key]
+    if missing or unexpected:
+        faults = [f"missing {path}" for path in missing] + [f"unexpected {key}" for key in unexpected]
+        rest = f", and {len(faults) - 8} more" if len(faults) > 8 else ""
+        applied = len(set(file.tensors) & set(wanted))
+        raise CheckpointError(
+            f"the adapter file does not fit the model: {applied} of {len(wanted)} expected tensors found; "
+            + ", ".join(faults[:8])
+            + rest,
+            where=file.directory / WEIGHTS,
+            possible="exactly the adapters and the trained parameters of the plan",
+            fix="use the freeze_config and peft block that the adapter was trained with",
+        )
+    put_tensors(model, {by_key[key]: tensor for key, tensor in file.tensors.items()}, where=file.directory / WEIGHTS)
+    return len(file.tensors)
+
+
+def _check_rank(layout: PeftLayout, values: Mapping[str, Tensor]) -> None:
+    """A sharded or half-gathered factor must never reach a file."""
+    rank = layout.config["r"]
+    for path, key in layout.keys.items():
+        shape = tuple(values[path].shape)
+        for name, dim in ((".lora_A.weight", 0), (".lora_B.weight", 1)):
+            if key.endswith(name) and (len(shape) != 2 or shape[dim] != rank):
+                raise CheckpointError(f"{path} has shape {list(shape)}, which does not fit rank {rank}", where=path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("no mapping at the top")
+        return cast("dict[str, Any]", values)
+    except FileNotFoundError:
+        there = [item.name for item in path.parent.glob("*") if item.suffix in (*PICKLED, ".safetensors")]
+        raise CheckpointError(
+            f"there is no adapter here: {path.name} is missing",
+            where=path.parent,
+            possible=f"a folder with {CONFIG} and {WEIGHTS}" + (f" (found {', '.join(there)})" if there else ""),
+        ) from None
+    except ValueError as error:
+        raise CheckpointError(f"{path.name} is damaged: {error}", where=path) from None

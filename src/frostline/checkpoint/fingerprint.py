@@ -1,0 +1,183 @@
+"""Is this the same base? A hash over the tensors of the base, and the identity that a checkpoint keeps of it.
+
+The hash depends on tensor names, dtypes, shapes and bytes; not on folder names or on how the tensors are split into
+files. Knows nothing of runs, plans or adapters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import torch
+
+from frostline.errors import CheckpointError
+from frostline.tree import canonical_named_parameters
+
+_BLOCK_BYTES = 16 * 1024
+_NUM_BLOCKS = 8
+_MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True)
+class BaseIdentity:
+    """Which base a trained part belongs to.
+
+    Attributes:
+        name_or_path: hub id or folder, as the config gave it. Not compared: folders move.
+        revision: revision of a hub id.
+        fingerprint: from `fingerprint_files` or `fingerprint_model`; None where there is nothing to hash.
+        dtype: dtype that the base was loaded in, as `"float32"`.
+        quantization: name of the quantization, if any.
+    """
+
+    name_or_path: str | None = None
+    revision: str | None = None
+    fingerprint: str | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> BaseIdentity:
+        """Back from `to_dict`; keys of later versions are left out."""
+        known = cls.__dataclass_fields__
+        return cls(**{key: value for key, value in values.items() if key in known})
+
+    def check_same(self, given: BaseIdentity, *, where: object) -> None:
+        """Raise unless `given` (the base in memory) is the one that `self` (in the checkpoint) names.
+
+        Raises:
+            CheckpointError: other weights, or another quantization.
+        """
+        for attribute, meaning in (("fingerprint", "other weights"), ("quantization", "another quantization")):
+            mine, theirs = getattr(self, attribute), getattr(given, attribute)
+            if mine != theirs and (attribute == "quantization" or None not in (mine, theirs)):
+                raise CheckpointError(
+                    f"the checkpoint belongs to another base: {given.name_or_path or 'the model given'} has {meaning} "
+                    f"({attribute} {_short(theirs)})",
+                    where=where,
+                    possible=f"{self.name_or_path or 'a model given in Python'}"
+                    + (f" at revision {self.revision}" if self.revision else "")
+                    + f" ({attribute} {_short(mine)})",
+                    fix="load the base that the run was trained on",
+                )
+
+
+def _short(value: str | None) -> str:
+    return "none" if value is None else (value if len(value) <= 24 else value[:24] + "...")
+
+
+def fingerprint_files(paths: Iterable[Path], *, full: bool = False) -> str:
+    """Hash of the tensors in `paths`.
+
+    Args:
+        paths: the weight files of the base. Safetensors are hashed by tensor, so that splitting does not matter;
+            other files (GGUF) as bytes.
+        full: read every byte; otherwise the headers and sampled blocks of each tensor (a fraction of a second for
+            any size).
+
+    Raises:
+        CheckpointError: no file given, or a file that is damaged.
+    """
+    digests: list[bytes] = []
+    paths = list(paths)
+    if not paths:
+        raise CheckpointError("there is no base file to fingerprint", fix="give the weight files of the base")
+    for path in paths:
+        with open(path, "rb") as stream:
+            if path.suffix == ".safetensors":
+                digests += [_hash_tensor(stream, tensor, full) for tensor in _safetensors_tensors(stream, path)]
+            else:
+                size = path.stat().st_size
+                digests.append(_hash_tensor(stream, _StoredTensor(f"file of {size} bytes", "", (), 0, size), full))
+    return _combine("full" if full else "sampled", digests)
+
+
+def fingerprint_model(model: torch.nn.Module, paths: Iterable[str] | None = None, *, full: bool = False) -> str:
+    """Hash of parameters in memory, for a base that was handed in as an object.
+
+    Args:
+        model: on any device but meta.
+        paths: canonical paths of the base's parameters (without new ones and adapters); None takes all.
+        full: hash every byte instead of sampled blocks.
+
+    Raises:
+        CheckpointError: a parameter has no values (meta device), or a path is not in the model.
+    """
+    parameters = dict(canonical_named_parameters(model))
+    digests: list[bytes] = []
+    for path in sorted(parameters if paths is None else set(paths)):
+        if path not in parameters:
+            raise CheckpointError(f"cannot fingerprint {path!r}: the model has no such parameter", where=path)
+        tensor = parameters[path].detach()
+        if tensor.is_meta:
+            raise CheckpointError(
+                f"cannot fingerprint {path!r}: it has no values yet (meta device)", fix="load the weights first"
+            )
+        data = tensor.contiguous().reshape(-1).view(torch.uint8)
+        head = hashlib.sha256(json.dumps([path, str(tensor.dtype), list(tensor.shape)]).encode())
+        for start, stop in _blocks(data.numel(), full):
+            head.update(memoryview(data[start:stop].cpu().numpy()))
+        digests.append(head.digest())
+    return _combine("model-full" if full else "model-sampled", digests)
+
+
+@dataclass(frozen=True)
+class _StoredTensor:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def _safetensors_tensors(stream: BinaryIO, path: Path) -> Iterator[_StoredTensor]:
+    size = path.stat().st_size
+    prefix = stream.read(8)
+    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+    try:
+        if length > min(size - 8, _MAX_HEADER_BYTES):
+            raise ValueError("no header")
+        header = cast("dict[str, Any]", json.loads(stream.read(length)))
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            start, stop = entry["data_offsets"]
+            if 8 + length + stop > size:
+                raise ValueError(f"{name} is cut off")
+            yield _StoredTensor(name, entry["dtype"], tuple(entry["shape"]), 8 + length + start, 8 + length + stop)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path.name} is not a whole safetensors file: {error}", where=path, fix="fetch the base again"
+        ) from None
+
+
+def _hash_tensor(stream: BinaryIO, tensor: _StoredTensor, full: bool) -> bytes:
+    digest = hashlib.sha256(json.dumps([tensor.name, tensor.dtype, list(tensor.shape)]).encode())
+    for start, stop in _blocks(tensor.stop - tensor.start, full):
+        stream.seek(tensor.start + start)
+        digest.update(stream.read(stop - start))
+    return digest.digest()
+
+
+def _blocks(num_bytes: int, full: bool) -> Iterator[tuple[int, int]]:
+    """Byte ranges to hash: all of a small tensor; of a large one evenly spaced blocks, first and last included."""
+    if full or num_bytes <= _NUM_BLOCKS * _BLOCK_BYTES:
+        step = 8 * 1024 * 1024
+        yield from ((start, min(start + step, num_bytes)) for start in range(0, num_bytes, step))
+        return
+    for index in range(_NUM_BLOCKS):
+        start = (num_bytes - _BLOCK_BYTES) * index // (_NUM_BLOCKS - 1)
+        yield start, start + _BLOCK_BYTES
+
+
+def _combine(kind: str, digests: list[bytes]) -> str:
+    return f"{kind}:{hashlib.sha256(b''.join(sorted(digests))).hexdigest()}"

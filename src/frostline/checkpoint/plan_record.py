@@ -1,0 +1,51 @@
+"""What a checkpoint keeps of the plan, to say in words how another plan differs from it.
+
+Knows plans; compares, never resolves.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from frostline.errors import CheckpointError
+from frostline.trainability import TrainabilityPlan
+
+PLAN_FILE = "plan.json"
+
+
+def plan_record(plan: TrainabilityPlan) -> dict[str, Any]:
+    """The trained parameters of `plan` with shape and deciding rule, and its digest, as plain values."""
+    trained = {
+        path: {"shape": list(decision.shape), "rule": str(decision.rule)}
+        for path, decision in plan.decisions.items()
+        if decision.trains
+    }
+    return {"digest": plan.digest, "num_parameters": len(plan.decisions), "trained": trained}
+
+
+def read_plan_record(path: Path) -> dict[str, Any]:
+    """Read back what `plan_record` made.
+
+    Raises:
+        CheckpointError: missing or damaged.
+    """
+    try:
+        record = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+        record["trained"], record["digest"]
+        return record
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error}", where=path) from None
+
+
+def differences(saved: dict[str, Any], plan: TrainabilityPlan) -> list[str]:
+    """One line for each parameter that trains in only one of the two plans, or has another shape."""
+    now = plan_record(plan)["trained"]
+    then = saved["trained"]
+    lines = [f"trained in the checkpoint, not now: {path} ({then[path]['rule']})" for path in then if path not in now]
+    lines += [f"trains now, not in the checkpoint: {path} ({now[path]['rule']})" for path in now if path not in then]
+    for path in now:
+        if path in then and now[path]["shape"] != then[path]["shape"]:
+            lines.append(f"{path}: shape {then[path]['shape']} in the checkpoint, {now[path]['shape']} now")
+    return lines or [f"the same parameters train, in a model with other frozen ones ({saved['num_parameters']} before)"]
