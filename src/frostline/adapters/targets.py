@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
-
 from torch import nn
 
 from frostline.adapters.base import ALL_LINEAR, PEFT
 from frostline.adapters.weight_readers import reader_of
 from frostline.config.origin import Origin, Origins
-from frostline.errors import AdapterError, Problem, SelectorError
+from frostline.errors import AdapterError, Problem
 from frostline.selectors import Selector, parse_selectors, require_matches
 from frostline.tree import ModuleTree
 
@@ -120,26 +118,32 @@ def _candidates(
         return
     for selector, selection in zip(selectors, require_matches(selectors, tree), strict=False):
         found: list[int] = []
+        unsupported: list[int] = []
         for match in selection.matches:
-            ref = tree.modules[match]
             below = [
                 index
-                for index in range(match, ref.end)
+                for index in range(match, tree.modules[match].end)
                 if selection.modules[index]
                 and not tree.modules[index].is_adapter
                 and method.supports(tree.modules[index].module)
             ]
             found.extend(below)
             if not below:
-                problems.append(
-                    Problem(
-                        f"{ref.path or 'the root'} is a {type(ref.module).__name__}, which {method.label} cannot adapt",
-                        str(selector.origin),
-                        f"{method.method} adapts {method.supported_kinds}",
-                        "name a supported layer, or take it out of target_modules",
-                    )
-                )
+                unsupported.append(match)
+        if unsupported:
+            problems.append(_unsupported(selector, unsupported, tree, method))
         yield selector, list(dict.fromkeys(found))
+
+
+def _unsupported(selector: Selector, matches: list[int], tree: ModuleTree, method: PEFT) -> Problem:
+    classes = ", ".join(dict.fromkeys(type(tree.modules[index].module).__name__ for index in matches))
+    paths = _some([tree.modules[index].path or "the root" for index in matches])
+    return Problem(
+        f"{selector} selects {paths} of class {classes}, which {method.label} cannot adapt",
+        str(selector.origin),
+        f"{method.method} adapts {method.supported_kinds}",
+        "name a supported layer, or take it out of target_modules",
+    )
 
 
 def _output_head(tree: ModuleTree) -> nn.Module | None:
@@ -186,7 +190,10 @@ def _is_adaptable(
     elif not ref.path:
         fault = ("the root of the model cannot be adapted in place of itself", "wrap it in a parent module")
     elif tied := _tied_names(tree, index):
-        fault = (f"its weight is also {tied}: merging the adapter would change both", "untie the weights, or exclude it")
+        fault = (
+            f"its weight is also {tied}: merging the adapter would change both",
+            "untie the weights, or exclude it",
+        )
     if fault is None:
         return True
     if selector is None:
@@ -201,7 +208,7 @@ def _is_adaptable(
 def _tied_names(tree: ModuleTree, index: int) -> str:
     ref = tree.modules[index]
     own = set(range(ref.param_start, ref.own_param_end))
-    for names in _ties(tree):
+    for names in tree.names_of_tensor.values():
         if own & set(names):
             others = [tree.params[name].path for name in names if name not in own]
             if others:
@@ -209,15 +216,13 @@ def _tied_names(tree: ModuleTree, index: int) -> str:
     return ""
 
 
-def _ties(tree: ModuleTree) -> Iterable[tuple[int, ...]]:
-    return cast("Mapping[int, tuple[int, ...]]", tree.names_of_tensor).values()
-
-
 def _nothing_left(
     label: str, origin: Origin, indices: list[int], tree: ModuleTree, skips: Mapping[str, list[str]]
 ) -> Problem:
     paths = {tree.modules[index].path for index in indices}
-    reasons = [f"{reason}: {_some([p for p in names if p in paths])}" for reason, names in skips.items() if paths & set(names)]
+    reasons = [
+        f"{reason}: {_some([p for p in names if p in paths])}" for reason, names in skips.items() if paths & set(names)
+    ]
     return Problem(
         f"{label} is left with no module to adapt",
         str(origin),
@@ -233,11 +238,3 @@ def _unique(problems: Iterable[Problem]) -> list[Problem]:
 def _some(names: list[str]) -> str:
     shown = ", ".join(names[:_MAX_NAMES])
     return f"{len(names)} modules ({shown}{', ...' if len(names) > _MAX_NAMES else ''})" if len(names) > 1 else shown
-
-
-def any_config(value: Any) -> bool:
-    """Whether `value` is something that `target_modules` may be: text, a mapping, or a non-empty list."""
-    return bool(value) and (isinstance(value, (str, Mapping)) or (isinstance(value, (list, tuple))))
-
-
-__all__ = ["SelectorError", "Target", "Targets", "any_config", "find_targets"]

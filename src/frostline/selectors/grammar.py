@@ -61,7 +61,9 @@ def _parse(value: Any, origins: Origins, problems: list[Problem]) -> Selector | 
     if isinstance(value, str):
         return _build(_BARE_KIND, value, {}, origins, problems)
     if not isinstance(value, Mapping):
-        shown = {True: "true", False: "false", None: "null"}.get(value, repr(value)) if _is_scalar(value) else repr(value)
+        shown = (
+            {True: "true", False: "false", None: "null"}.get(value, repr(value)) if _is_scalar(value) else repr(value)
+        )
         problems.append(
             Problem(
                 f"{shown} is not a selector",

@@ -30,9 +30,7 @@ def tails(paths: Sequence[str], num_components: int) -> list[str]:
     return list(dict.fromkeys(".".join(path.split(".")[-num_components:]) for path in paths if path))
 
 
-def describe_miss(
-    selector: Selector, tree: ModuleTree, *, role: str = "", matches: Sequence[int] = ()
-) -> Problem:
+def describe_miss(selector: Selector, tree: ModuleTree, *, role: str = "", matches: Sequence[int] = ()) -> Problem:
     """The problem to report for a selector that selects nothing in `tree`."""
     label = f"`{role}` of the selector" if role else "selector"
     base_modules = [ref.path for ref in tree.modules if not ref.is_adapter]

@@ -67,9 +67,7 @@ def _require_replacements(plan: TrainabilityPlan, names: set[str], added: set[st
         )
 
 
-def _decide_added(
-    plan: TrainabilityPlan, tree: ModuleTree, added: Sequence[int], step: str
-) -> Mapping[int, Decision]:
+def _decide_added(plan: TrainabilityPlan, tree: ModuleTree, added: Sequence[int], step: str) -> Mapping[int, Decision]:
     verdicts: dict[int, Decision] = {}
     for index in added:
         ref = tree.params[index]

@@ -250,7 +250,9 @@ def attach_plan(model: nn.Module, plan: TrainabilityPlan, built_flags: Mapping[s
     if built_flags is None:
         built_flags = held.built_flags if isinstance(held, _Attached) else {}
     target.__dict__[_ATTRIBUTE] = (
-        replace(held, plan=plan, built_flags=built_flags) if isinstance(held, _Attached) else _Attached(plan, built_flags)
+        replace(held, plan=plan, built_flags=built_flags)
+        if isinstance(held, _Attached)
+        else _Attached(plan, built_flags)
     )
 
 

@@ -77,7 +77,9 @@ def render_plan(plan: TrainabilityPlan, facts: Mapping[str, str], *, width: int)
 
 def _memory(plan: TrainabilityPlan, optimizer: str) -> str:
     weights = sum(entry.num_elements * _BYTES.get(entry.dtype, 4) for entry in plan.decisions.values())
-    gradients = sum(entry.num_elements * _BYTES.get(entry.dtype, 4) for entry in plan.decisions.values() if entry.trains)
+    gradients = sum(
+        entry.num_elements * _BYTES.get(entry.dtype, 4) for entry in plan.decisions.values() if entry.trains
+    )
     states = {"sgd": 0, "adagrad": 1, "rmsprop": 1}.get(optimizer.lower(), 2)
     return f"weights {weights / 1e6:,.1f} MB, gradients {gradients / 1e6:,.1f}, {optimizer} {gradients * states / 1e6:,.1f}"
 
@@ -115,10 +117,15 @@ def _is_uniform(node: _Node) -> bool:
     return len(rules) <= 1 and len({decision.kind for decision in node.base}) <= 1
 
 
+def _is_block(node: _Node) -> bool:
+    """A numbered part of a stack: where the table stops to descend for the sake of adapters."""
+    return node.path.rpartition(".")[2].isdecimal()
+
+
 def _emit(node: _Node, plan: TrainabilityPlan, rows: list[TableRow]) -> None:
     if not node.base and not node.adapters:
         return
-    if node.path and _is_uniform(node):
+    if node.path and _is_uniform(node) and (not node.adapters or _is_block(node) or not node.children):
         rows.append(_row(node.path, [node]))
         rows.extend(_adapter_rows([node], plan))
         return
@@ -194,8 +201,13 @@ def _adapter_rows(group: Sequence[_Node], plan: TrainabilityPlan) -> list[TableR
             entry[0] += decision.num_elements
             entry[1] += decision.num_elements if decision.trains else 0
     return [
-        TableRow(f"{relative or group[0].path.rpartition('.')[2]}  +{label}", total if total != trained else None,
-                 trained, rule, indent=1)
+        TableRow(
+            f"{relative or group[0].path.rpartition('.')[2]}  +{label}",
+            total if total != trained else None,
+            trained,
+            rule,
+            indent=1,
+        )
         for (relative, rule), (total, trained) in sums.items()
     ]
 

@@ -1,0 +1,175 @@
+"""`resolve` and `prepare`: where freeze rules and adapters meet. The order is that of DESIGN section 2.
+
+Everything else of the library works on the plan that comes out of here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import nn
+
+from frostline.adapters import PEFT, adapters_of, find_targets, inject, parse_method, planned_params
+from frostline.adapters.base import DEFAULT_NAME
+from frostline.adapters.targets import Targets
+from frostline.config.origin import Origins
+from frostline.errors import AdapterError, FrostlineError, Problem, SelectorError
+from frostline.trainability import (
+    AdapterTargets,
+    FreezeRules,
+    Rule,
+    TrainabilityPlan,
+    attach_plan,
+    built_flags,
+    parse_freeze_config,
+    reach_of,
+    resolve_plan,
+)
+from frostline.tree import ModuleTree
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class _Resolved:
+    plan: TrainabilityPlan
+    method: PEFT | None
+    targets: Targets | None
+    flags: Mapping[str, bool]
+
+
+def resolve(
+    model: nn.Module,
+    *,
+    freeze_config: Mapping[str, Any] | FreezeRules | None = None,
+    peft: PEFT | Mapping[str, Any] | None = None,
+    new: Iterable[str] = (),
+    origins: Origins | None = None,
+) -> TrainabilityPlan:
+    """The plan for `model`: which parameter trains and which rule decided it. Touches nothing; the meta device works.
+
+    Args:
+        model: bare, or prepared with the same `peft`.
+        freeze_config: a block in the grammar of the config file.
+        peft: a method such as `LoRA(rank=8)`, or a `peft` block.
+        new: paths of parameters that the base files do not hold (a fresh head); they train.
+        origins: places of a config file's keys, for messages.
+
+    Raises:
+        ConfigError: with all faults of both blocks. SelectorError: a selector matches nothing or contradicts another.
+        AdapterError: a target cannot be adapted.
+    """
+    return _resolve(model, freeze_config, peft, new, origins).plan
+
+
+def prepare(
+    model: ModelT,
+    *,
+    freeze_config: Mapping[str, Any] | FreezeRules | None = None,
+    peft: PEFT | Mapping[str, Any] | None = None,
+    new: Iterable[str] = (),
+    origins: Origins | None = None,
+    adapter: str = DEFAULT_NAME,
+) -> tuple[ModelT, TrainabilityPlan]:
+    """Inject adapters into `model`, apply the plan to it and attach the plan. Mutates and returns `model`.
+
+    Arguments and errors are those of `resolve`; nothing is changed when it raises. `adapter` names the new adapter.
+
+    Example:
+        model, plan = prepare(model, peft=LoRA(rank=8, target_modules=["*_proj"]))
+    """
+    resolved = _resolve(model, freeze_config, peft, new, origins, adapter)
+    if resolved.method is not None and not adapters_of(model):
+        inject(model, resolved.method, adapter=adapter, targets=resolved.targets)
+    resolved.plan.apply(model)
+    attach_plan(model, resolved.plan, resolved.flags)
+    return model, resolved.plan
+
+
+def _resolve(
+    model: nn.Module,
+    freeze_config: Mapping[str, Any] | FreezeRules | None,
+    peft: PEFT | Mapping[str, Any] | None,
+    new: Iterable[str],
+    origins: Origins | None,
+    adapter: str = DEFAULT_NAME,
+) -> _Resolved:
+    origins = origins or Origins()
+    problems: list[Problem] = []
+    kinds: list[type[FrostlineError]] = []
+    rules, method = FreezeRules(), None
+    try:
+        rules = (
+            freeze_config
+            if isinstance(freeze_config, FreezeRules)
+            else parse_freeze_config(freeze_config, origins.below("freeze_config"))
+        )
+    except FrostlineError as error:
+        problems.extend(error.problems)
+        kinds.append(type(error))
+    try:
+        method = peft if isinstance(peft, PEFT) or peft is None else parse_method(peft, origins.below("peft"))
+    except FrostlineError as error:
+        problems.extend(error.problems)
+        kinds.append(type(error))
+    if problems:
+        raise kinds[0].from_problems(problems)
+    tree = ModuleTree.from_model(model)
+    new_paths = frozenset(new)
+    flags = built_flags(model) or {ref.path: ref.requires_grad for ref in tree.params if not ref.is_adapter}
+    targets = None
+    additions = None
+    if method is not None:
+        targets = _targets(model, tree, rules, method, new_paths, origins.below("peft"), adapter)
+        planned = {} if tree.adapter_params else planned_params(tree, method, targets, adapter=adapter)
+        additions = AdapterTargets(
+            method.label,
+            {target.path: Rule("adapter", target.chosen_by, target.origin) for target in targets.targets},
+            planned,
+            targets.notes,
+        )
+    plan = resolve_plan(tree, rules, adapters=additions, new=new_paths, built_flags=flags)
+    return _Resolved(plan, method, targets, flags)
+
+
+def _targets(
+    model: nn.Module,
+    tree: ModuleTree,
+    rules: FreezeRules,
+    method: PEFT,
+    new: frozenset[str],
+    origins: Origins,
+    adapter: str,
+) -> Targets:
+    """The targets, after dead selectors of both blocks were reported together."""
+    problems: list[Problem] = []
+    try:
+        reach = reach_of(tree, rules, new)
+    except SelectorError as error:
+        problems.extend(error.problems)
+        reach = None
+    try:
+        targets = find_targets(
+            tree,
+            method,
+            left_alone=reach.left_alone if reach else None,
+            trained_in_full=reach.trained_in_full if reach else None,
+            origins=origins,
+        )
+    except (SelectorError, AdapterError) as error:
+        if not problems:
+            raise
+        raise SelectorError.from_problems([*problems, *error.problems]) from None
+    if problems:
+        raise SelectorError.from_problems(problems)
+    present = adapters_of(model)
+    if present and (adapter not in present or set(present[adapter].targets) != {t.path for t in targets.targets}):
+        raise AdapterError(
+            f"the model already has adapters ({', '.join(present)}) that are not what this config asks for",
+            where=origins.at(),
+            possible="a bare model, or one prepared with the same `peft` block",
+            fix="start from a freshly loaded base model",
+        )
+    return targets

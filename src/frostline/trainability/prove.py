@@ -1,0 +1,272 @@
+"""Proves on the running model that exactly the plan happens (DESIGN section 2, `prove`).
+
+Watches the first steps with a learning rate above zero, and compares the frozen part bit for bit at the end. Costs
+hooks for a few steps and two passes of hashing over the frozen tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from frostline.errors import PlanMismatchError, Problem, TrainingError
+from frostline.tree import ModuleTree, canonical_named_parameters, tensor_digest
+
+if TYPE_CHECKING:
+    from frostline.trainability.plan import TrainabilityPlan
+
+MAX_WATCHED_STEPS = 3  # a gradient that is exactly zero for so many steps is dead
+_MAX_NAMES = 8
+
+
+@dataclass
+class Prover:
+    """Checks one run. Use in this order:
+
+        prover = Prover(model, plan)                     # before the first step: remembers what is frozen
+        prover.before_step(step, lr)                     # after backward, before the optimizer
+        prover.after_step()                              # after the optimizer
+        prover.evaluation_begin(); prover.evaluation_end()   # around the first evaluation batch
+        prover.final_check()                             # at the end: one line for the log
+
+    Attributes:
+        watching: whether further steps have to be reported.
+        remarks: what was seen and is not an error, such as tensors whose gradient was exactly zero.
+    """
+
+    model: nn.Module
+    plan: TrainabilityPlan
+    watching: bool = True
+    remarks: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        self._params = dict(canonical_named_parameters(self.model, unique=True))
+        self._frozen_buffers = _frozen_buffers(self.model, self.plan)
+        self._frozen_bits = self._digests()
+        self._versions: dict[str, int] = {}
+        self._trained_bits: dict[str, str] = {}
+        self._pending: set[str] | None = None  # trained tensors whose gradient was exactly zero so far
+        self._watched_steps = 0
+        self._in_step = False
+        self._ran: set[str] = set()
+        self._hooks: list[RemovableHandle] = []
+        self._evaluated = False
+        self._hook_adapted()
+
+    # -- the first steps
+
+    def before_step(self, step: int, lr: float) -> None:
+        """Check gradients of step `step` (0-based), if it is to be watched. Call after backward, before clipping.
+
+        Raises:
+            TrainingError: a trained tensor has no gradient or one that is not finite; an adapter's forward did not run.
+        """
+        self._in_step = self.watching and lr > 0
+        if not self._in_step:
+            return
+        if self._watched_steps == 0:
+            self._require_forward("training")
+            self._drop_hooks()
+            self._trained_bits = {path: tensor_digest(self._params[path]) for path in self.plan.trainable}
+            self._versions = {name: tensor._version for name, tensor in self._still_tensors().items()}
+        looked_at = self.plan.trainable if self._pending is None else sorted(self._pending)
+        missing, infinite, zero = self._sort_gradients(looked_at)
+        if missing:
+            raise TrainingError.from_problems([_no_gradient(missing, step)])
+        if infinite:
+            raise TrainingError(
+                f"the gradient of {_some(infinite)} is not finite at step {step}",
+                where="the first training step",
+                possible="finite gradients",
+                fix="lower the learning rate, or use precision: fp32",
+            )
+        self._pending = set(zero)
+
+    def after_step(self) -> None:
+        """Check that trained modules moved and frozen tensors did not. Call after the optimizer's step.
+
+        Raises:
+            PlanMismatchError: a frozen tensor changed, or a trained module or adapter did not.
+        """
+        if not self._in_step:
+            return
+        if self._watched_steps == 0:
+            self._require_still()
+            self._require_moved()
+        self._watched_steps += 1
+        assert self._pending is not None
+        if not self._pending:
+            self.watching = False
+        elif self._watched_steps >= MAX_WATCHED_STEPS:
+            self.watching = False
+            self._judge_dead(sorted(self._pending))
+
+    def _sort_gradients(self, paths: Any) -> tuple[list[str], list[str], list[str]]:
+        missing = [path for path in paths if self._params[path].grad is None]
+        present = [(path, grad) for path in paths if (grad := self._params[path].grad) is not None]
+        if not present:
+            return missing, [], []
+        # Norms in one batch: one transfer to the host instead of one for each tensor.
+        norms = torch.stack([grad.detach().abs().max().float().to("cpu") for _, grad in present])
+        infinite = [path for (path, _), norm in zip(present, norms, strict=True) if not bool(torch.isfinite(norm))]
+        zero = [path for (path, _), norm in zip(present, norms.tolist(), strict=True) if norm == 0.0]
+        return missing, infinite, zero
+
+    def _require_still(self) -> None:
+        moved = [name for name, tensor in self._still_tensors().items() if tensor._version != self._versions[name]]
+        # The counter also counts writes of equal values; only a change of bits is a fault.
+        moved = [name for name in moved if tensor_digest(self._still_tensors()[name]) != self._frozen_bits[name]]
+        if moved:
+            raise PlanMismatchError(
+                f"frozen tensors changed in the first step: {_some(moved)}",
+                where="after the optimizer's step",
+                possible="only the plan's trainable parameters move",
+                fix="look for code that writes weights itself (moving averages, weight clipping), or thaw them",
+            )
+
+    def _require_moved(self) -> None:
+        still = {path for path in self.plan.trainable if tensor_digest(self._params[path]) == self._trained_bits[path]}
+        by_module: dict[str, list[bool]] = {}
+        for path in self.plan.trainable:
+            by_module.setdefault(_module_of(path, self.plan), []).append(path not in still)
+        dead = [module for module, moved in by_module.items() if not any(moved)]
+        dead = [module for module in dead if not self._is_excused(module)]
+        self._trained_bits = {}
+        if dead:
+            raise PlanMismatchError(
+                f"the first step with a learning rate above zero changed nothing in {_some(dead)}",
+                where="after the optimizer's step",
+                possible="every trained module moves",
+                fix="check the learning rate of its parameter group and the dtype (tiny steps vanish in bfloat16)",
+            )
+
+    def _is_excused(self, module: str) -> bool:
+        """A module all of whose gradients were exactly zero is judged by the later steps."""
+        assert self._pending is not None
+        return all(path in self._pending for path in self.plan.trainable if _module_of(path, self.plan) == module)
+
+    def _judge_dead(self, zero: list[str]) -> None:
+        adapters = [path for path in zero if self.plan.decisions[path].kind == "adapter"]
+        if adapters:
+            raise TrainingError(
+                f"the gradient of {_some(adapters)} stayed exactly zero for {MAX_WATCHED_STEPS} steps",
+                where="the first training steps",
+                possible="adapters whose output reaches the loss",
+                fix="take the module out of target_modules, or find out why its output is not used",
+            )
+        self.remarks.append(f"gradient exactly zero in the first {MAX_WATCHED_STEPS} steps: {_some(zero)}")
+
+    # -- adapters really run
+
+    def evaluation_begin(self) -> None:
+        """Start to watch the first evaluation batch; later calls do nothing."""
+        if not self._evaluated:
+            self._ran = set()
+            self._hook_adapted()
+
+    def evaluation_end(self) -> None:
+        """Check that every adapted module ran in that batch.
+
+        Raises:
+            TrainingError: an adapter was bypassed.
+        """
+        if not self._evaluated:
+            self._require_forward("evaluation")
+            self._drop_hooks()
+            self._evaluated = True
+
+    def _hook_adapted(self) -> None:
+        targets = set(self.plan.adapters.rules) if self.plan.adapters else set[str]()
+        for ref in ModuleTree.from_model(self.model).modules if targets else ():
+            if ref.path in targets:
+                self._hooks.append(ref.module.register_forward_pre_hook(self._note_run(ref.path)))
+
+    def _note_run(self, path: str) -> Any:
+        def note(module: nn.Module, args: Any) -> None:
+            del module, args
+            self._ran.add(path)
+
+        return note
+
+    def _require_forward(self, phase: str) -> None:
+        targets = self.plan.adapters.rules if self.plan.adapters else {}
+        missed = [path for path in targets if path not in self._ran]
+        if missed:
+            raise TrainingError(
+                f"the adapters of {_some(missed)} did not run in {phase}",
+                where=f"the first {phase} batch",
+                possible="modules that the model calls",
+                fix="take them out of target_modules: the model reads their weight directly, or does not use them",
+            )
+
+    def _drop_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    # -- the whole run
+
+    def final_check(self) -> str:
+        """Compare the frozen part with what was there at the start, bit for bit; returns the line to print.
+
+        Raises:
+            PlanMismatchError: a frozen tensor changed.
+        """
+        now = self._digests()
+        moved = [name for name, bits in self._frozen_bits.items() if now.get(name) != bits]
+        if moved:
+            raise PlanMismatchError(
+                f"{len(moved)} frozen tensors changed during the run: {_some(moved)}",
+                where="the end of training",
+                possible="a frozen part that is bit-identical to what was loaded",
+                fix="do not use this run; look for code that writes weights itself",
+            )
+        num_params = len(self.plan.frozen)
+        buffers = len(self._frozen_buffers)
+        tail = f" and {buffers} buffers" if buffers else ""
+        return f"frozen part: {num_params} tensors{tail} bit-identical to what was loaded"
+
+    def _still_tensors(self) -> Mapping[str, Tensor]:
+        return {**{path: self._params[path] for path in self.plan.frozen}, **self._frozen_buffers}
+
+    def _digests(self) -> dict[str, str]:
+        return {name: tensor_digest(tensor) for name, tensor in self._still_tensors().items()}
+
+
+def _frozen_buffers(model: nn.Module, plan: TrainabilityPlan) -> dict[str, Tensor]:
+    """Persistent buffers inside wholly frozen subtrees; none where `frozen_mode: train` lets them move."""
+    if plan.frozen_mode != "eval":
+        return {}
+    tree = ModuleTree.from_model(model)
+    roots = [tree.module_index[path] for path in plan.frozen_roots if path in tree.module_index]
+    inside = {index for root in roots for index in range(root, tree.modules[root].end)}
+    return {ref.path: ref.tensor for ref in tree.buffers if ref.persistent and ref.owner in inside}
+
+
+def _module_of(path: str, plan: TrainabilityPlan) -> str:
+    """The module that a trained tensor counts for: its owner, or the adapted module of an adapter tensor."""
+    owner = path.rpartition(".")[0]
+    if plan.decisions[path].kind == "adapter" and plan.adapters is not None:
+        while owner and owner not in plan.adapters.rules:
+            owner = owner.rpartition(".")[0]
+    return owner or path
+
+
+def _no_gradient(missing: list[str], step: int) -> Problem:
+    return Problem(
+        f"{len(missing)} trained tensors got no gradient at step {step}: {_some(missing)}",
+        "the first training step",
+        "tensors that take part in the loss",
+        "freeze what the loss does not use:\nfreeze_config:\n  freeze_modules:\n"
+        + "\n".join(f'    - {{param: "{path}"}}' for path in missing[:_MAX_NAMES]),
+    )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_MAX_NAMES])
+    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
