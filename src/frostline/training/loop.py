@@ -32,7 +32,7 @@ from frostline.training.reporting import Reporter
 from frostline.training.schedule import build_schedule
 from frostline.training.seeding import seed_everything
 from frostline.training.state import TrainResult, TrainState
-from frostline.training.step import accumulate_gradients, clip_gradients, require_finite, trained_parameters
+from frostline.training.step import accumulate_gradients, clip_gradients, gradient_norm, require_finite
 from frostline.training.task import Task
 from frostline.training.trackers import open_trackers
 
@@ -52,6 +52,7 @@ def train(
     origins: Origins | None = None,
     extra_files: Callable[[Path], None] | None = None,
     resume_from: Path | None = None,
+    allow_plan_change: bool = False,
     console: Console | None = None,
 ) -> TrainResult:
     """Trains what `plan` trains, in place, and leaves checkpoints and `metrics.jsonl` in `run`.
@@ -67,6 +68,7 @@ def train(
         origins: where config values were written, for messages.
         extra_files: writes the tokenizer beside the trained part of every checkpoint.
         resume_from: checkpoint of this run to continue from, bit for bit as if it had never stopped.
+        allow_plan_change: resume although the plan differs from the checkpoint's; what fits is loaded.
         console: where progress goes; standard error by default.
 
     Raises:
@@ -109,8 +111,7 @@ def train(
         total_steps=total_steps,
         origins=origins,
     )
-    optimizer = build_optimizer(model, plan, config.optimizer, origins)
-    parameters = trained_parameters(optimizer)
+    optimizer = build_optimizer(model, plan, config.optimizer, lr=config.learning_rate, origins=origins)
     watch = build_watch(config, task) if validation_examples else None
     state = TrainState(batches.steps_per_epoch, len(train_examples), settings.batch_size, watch)
     validate = partial(
@@ -136,11 +137,13 @@ def train(
     )
     due = partial(is_due, steps_per_epoch=batches.steps_per_epoch, total_steps=total_steps)
     if resume_from is not None:
-        loaded = load_checkpoint(resume_from, model=model, plan=plan, optimizer=optimizer, base=base)
+        loaded = load_checkpoint(
+            resume_from, model=model, plan=plan, optimizer=optimizer, base=base, allow_plan_change=allow_plan_change
+        )
         state.restore(loaded.progress, resume_from)
     truncate_to(run.path / METRICS_FILE, state.done)
     plan.verify(model, optimizer)
-    prover = Prover(model, plan)
+    prover = Prover(model, plan) if settings.prove else None
     view = open_progress(console or Console(stderr=True), done=state.done, total_steps=total_steps, unit=task.unit)
     trackers = open_trackers(
         config.tracking, run.path, config.model_dump(mode="json"), done=state.done, origins=origins
@@ -156,14 +159,18 @@ def train(
             lr = schedule.set_learning_rates(optimizer, step)
             batch = batches.at(step)
             loss = accumulate_gradients(model, task, batch, autocast)
-            if settings.prove and prover.watching:
-                prover.before_step(step, lr)
-            norm = clip_gradients(parameters, settings.max_grad_norm)
+            norm = None if settings.max_grad_norm is None else gradient_norm(optimizer)
             if step + 1 < total_steps:
                 batches.prepare(step + 1)  # host work, while the device still computes this step
-            loss_value, norm_value = require_finite(loss, norm, step, run.latest)
+            loss_value, norm_value = require_finite(
+                loss, norm, step=step, optimizer=optimizer, last_checkpoint=run.latest
+            )
+            if prover is not None and prover.watching:
+                prover.before_step(step, lr)
+            if norm is not None and settings.max_grad_norm is not None:
+                clip_gradients(optimizer, settings.max_grad_norm, norm)
             optimizer.step()
-            if settings.prove and prover.watching:
+            if prover is not None and prover.watching:
                 prover.after_step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -173,9 +180,13 @@ def train(
             reporter.step(StepReport(state.done, state.epoch, loss_value, lr, norm_value, batch.num_units, seconds))
 
             is_best = False
-            if watch is not None and due(config.evaluation.every, state.done):
+            if watch is not None and validation_examples and due(config.evaluation.every, state.done):
                 started = time.perf_counter()
+                if prover is not None:
+                    prover.evaluation_begin()
                 metrics = validate(validation_examples)
+                if prover is not None:
+                    prover.evaluation_end()
                 state.metrics, report = scalars(metrics), metrics.get("report")
                 is_best = watch.update(state.done, metrics, origins.at("evaluation", "best", "metric"))
                 state.stopped_early = watch.should_stop
@@ -184,7 +195,8 @@ def train(
             if is_best or state.stopped_early or due(config.checkpoint.every, state.done):
                 save(progress=state.progress(), is_best=is_best)
         if state.stopped_early:
-            reporter.line(f"stopped early at step {state.done}: {watch.describe() if watch else ''}")
+            assert watch is not None
+            reporter.line(f"stopped early at step {state.done}: {watch.describe()}")
 
     return TrainResult(
         steps=state.done,
@@ -197,7 +209,8 @@ def train(
         best_step=watch.step if watch else None,
         last_metrics=state.metrics,
         report=report,
-        proof=prover.final_check() if settings.prove else "",
+        proof=prover.final_check() if prover else "",
+        remarks=tuple(prover.remarks) if prover else (),
     )
 
 

@@ -5,22 +5,19 @@ Knows nothing of schedules: every group keeps its peak rate as `initial_lr`, whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import Parameter
 
-from frostline.config.models import OptimizerConfig, OptimizerGroupConfig
+from frostline.config.models import OptimizerConfig
 from frostline.config.origin import Origins
 from frostline.errors import ConfigError
-from frostline.selectors import parse_selector, require_matches
+from frostline.selectors import parse_selectors, require_matches
 from frostline.trainability import TrainabilityPlan
 from frostline.tree import ModuleTree, canonical_named_parameters
-
-#: Peak rates when the config names none: adapters start from zero and bear more than pretrained weights do.
-DEFAULT_LR_PEFT, DEFAULT_LR_FULL = 2e-4, 2e-5
 
 #: Config name -> torch class, and which of our optional keys it takes.
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], frozenset[str]]] = {
@@ -40,56 +37,38 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], frozenset[str]]] = {
 FUSED = {"adamw", "adam", "sgd"}
 
 
-def peak_learning_rate(config: OptimizerConfig, plan: TrainabilityPlan) -> float:
-    """The rate the config names, else 2e-4 with PEFT and 2e-5 without."""
-    if config.lr is not None:
-        return config.lr
-    return DEFAULT_LR_PEFT if plan.peft else DEFAULT_LR_FULL
-
-
 def build_optimizer(
-    model: nn.Module, plan: TrainabilityPlan, config: OptimizerConfig, origins: Origins | None = None
+    model: nn.Module,
+    plan: TrainabilityPlan,
+    config: OptimizerConfig,
+    *,
+    lr: float,
+    origins: Origins | None = None,
 ) -> torch.optim.Optimizer:
-    """An optimizer over `plan.trainable` alone. Each group carries `names` (paths, in order) and `initial_lr`.
+    """An optimizer over `plan.trainable` alone.
 
-    `optimizer.groups` come first in their order; the last group holds every parameter that no selector took.
+    `config.groups` come first, in their order; a parameter that several select belongs to the first. The last group
+    holds what no selector took. Each group carries `names` (paths, in the order of its parameters) and `initial_lr`.
+
+    Args:
+        lr: peak learning rate of groups that name none (`Config.learning_rate`).
+        origins: of the whole config, for messages.
 
     Raises:
-        ConfigError: unknown optimizer, a key it does not take, a group that gets no trained parameter, or a
-            parameter that two groups claim.
+        SelectorError: a group's selector matches nothing.
+        ConfigError: a group gets no trained parameter.
     """
-    origins = (origins or Origins()).below("optimizer")
-    if config.name not in OPTIMIZERS:
-        raise ConfigError(
-            f"unknown optimizer {config.name!r}", where=origins.at("name"), possible=", ".join(sorted(OPTIMIZERS))
-        )
     kind, takes = OPTIMIZERS[config.name]
-    lr = peak_learning_rate(config, plan)
-    groups: list[dict[str, Any]] = []
-    left = _trained_parameters(model, plan)
-    for paths, settings in _selected_groups(model, plan, config, origins):
-        group: dict[str, Any] = {"params": [left.pop(path) for path in paths], "names": list(paths)}
-        group["lr"] = settings.lr if settings.lr is not None else lr
-        if settings.weight_decay is not None:
-            group["weight_decay"] = settings.weight_decay
-        groups.append(group)
-    if left:
-        groups.append({"params": list(left.values()), "names": list(left), "lr": lr})
-
-    arguments: dict[str, Any] = {"lr": lr, "weight_decay": config.weight_decay}
-    for key in ("betas", "eps", "momentum"):
-        if key in takes:
-            arguments[key] = getattr(config, key)
-        elif key in config.model_fields_set:
-            raise ConfigError(
-                f"optimizer {config.name} takes no {key!r}",
-                where=origins.at(key),
-                possible=", ".join(sorted({"lr", "weight_decay", "groups"} | takes)),
-                fix=f"remove `optimizer.{key}`",
-            )
+    trained = _trained_parameters(model, plan)
+    groups = _selected_groups(model, trained, config, lr, (origins or Origins()).below("optimizer", "groups"))
+    taken = {name for group in groups for name in group["names"]}
+    rest = {path: param for path, param in trained.items() if path not in taken}
+    if rest:
+        groups.append({"params": list(rest.values()), "names": list(rest), "lr": lr})
+    arguments: dict[str, Any] = {key: getattr(config, key) for key in takes}
     if config.name in FUSED:
         arguments["fused"] = True
-    optimizer = kind(groups, **arguments)
+    optimizer = kind(groups, lr=lr, weight_decay=config.weight_decay, **arguments)  # pyright: ignore[reportCallIssue]
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
@@ -98,51 +77,44 @@ def build_optimizer(
 def _trained_parameters(model: nn.Module, plan: TrainabilityPlan) -> dict[str, Parameter]:
     """Trained parameters by path, in model order, a tied one once."""
     trainable = set(plan.trainable)
-    seen: set[int] = set()
-    found: dict[str, Parameter] = {}
-    for path, param in canonical_named_parameters(model):
-        if path in trainable and id(param) not in seen:
-            seen.add(id(param))
-            found[path] = param
-    return found
+    return {path: param for path, param in canonical_named_parameters(model, unique=True) if path in trainable}
 
 
 def _selected_groups(
-    model: nn.Module, plan: TrainabilityPlan, config: OptimizerConfig, origins: Origins
-) -> list[tuple[list[str], OptimizerGroupConfig]]:
+    model: nn.Module, trained: Mapping[str, Parameter], config: OptimizerConfig, lr: float, origins: Origins
+) -> list[dict[str, Any]]:
     if not config.groups:
         return []
     tree = ModuleTree.from_model(model)
-    trained = _trained_parameters(model, plan)
     owner: dict[str, int] = {}
-    found: list[tuple[list[str], OptimizerGroupConfig]] = []
+    groups: list[dict[str, Any]] = []
     for number, settings in enumerate(config.groups):
-        here = origins.below("groups", number, "select")
-        selector = parse_selector(settings.select, here)
-        (selection,) = require_matches([selector], tree)
-        selected = {tree.params[index].path for index, is_set in enumerate(selection.params) if is_set}
-        paths = [path for path in trained if path in selected]
-        if not paths and selector.optional:
+        here = origins.below(number, "select")
+        selectors = parse_selectors(settings.select, here)
+        selected: set[str] = set()
+        for selection in require_matches(selectors, tree):
+            selected |= {ref.path for ref, is_set in zip(tree.params, selection.params, strict=True) if is_set}
+        matching = [path for path in trained if path in selected]
+        paths = [path for path in matching if path not in owner]
+        if not paths and all(selector.optional for selector in selectors):
             continue
         if not paths:
+            earlier = sorted({f"group {owner[path]}" for path in matching})
+            reason = f"{', '.join(earlier)} took them all" if earlier else "none of them trains"
             raise ConfigError(
-                f"optimizer group {number} gets no parameter: none of the {len(selected)} that {selector} selects trains",
+                f"optimizer group {number} gets no parameter: it selects {len(selected)}, but {reason}",
                 where=here.at(),
                 possible=f"trained: {_shortened(list(trained))}",
-                fix="select trained parameters (those of adapters with {param: ...}), or thaw these in "
-                "`freeze_config.unfreeze_modules`",
+                fix="select trained parameters (those of adapters with {param: ...}), put the narrower group first, "
+                "or thaw these in `freeze_config.unfreeze_modules`",
             )
-        for path in paths:
-            if path in owner:
-                raise ConfigError(
-                    f"optimizer groups {owner[path]} and {number} both claim {path}",
-                    where=here.at(),
-                    possible="each parameter in one group at most",
-                    fix="take it out of one of them with `except: [...]`",
-                )
-            owner[path] = number
-        found.append((paths, settings))
-    return found
+        owner |= dict.fromkeys(paths, number)
+        group: dict[str, Any] = {"params": [trained[path] for path in paths], "names": paths}
+        group["lr"] = lr if settings.lr is None else settings.lr
+        if settings.weight_decay is not None:
+            group["weight_decay"] = settings.weight_decay
+        groups.append(group)
+    return groups
 
 
 def _shortened(paths: Sequence[str], limit: int = 6) -> str:

@@ -76,7 +76,12 @@ class BarView:
     def __init__(self, console: Console, recent: RecentSteps, done: int) -> None:
         self._recent = recent
         self._drawn = 0.0
-        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=24), TextColumn("{task.fields[numbers]}"))
+        columns = (
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[numbers]}"),
+        )
         self._progress = Progress(*columns, console=console, auto_refresh=False)
         self._task = self._progress.add_task("train", total=recent.total_steps, completed=done, numbers="")
         self._progress.start()
@@ -120,7 +125,8 @@ class PlainView:
 def evaluation_line(done: int, epoch: float, metrics: Mapping[str, float], *, is_best: bool, seconds: float) -> str:
     """The one line that an evaluation prints."""
     numbers = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-    return f"evaluation at step {done}, epoch {epoch:.3g}: {numbers}  ({clock(seconds)}){'  best so far' if is_best else ''}"
+    best = "  best so far" if is_best else ""
+    return f"evaluation at step {done}, epoch {epoch:.3g}: {numbers}  ({clock(seconds)}){best}"
 
 
 def clock(seconds: float) -> str:

@@ -6,6 +6,7 @@ Knows nothing of epochs or data. Steps count from 0; the step that runs next is 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 from frostline.config.origin import Origin, Origins
 from frostline.errors import ConfigError
 
-#: Name -> shape over progress in [0, 1): 1 at the end of warm-up, 0 at the end of the run.
-SHAPES = {
+#: Name -> shape over progress in [0, 1]: 1 at the end of warm-up, 0 at the end of the run.
+SHAPES: dict[str, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,
     "linear": lambda progress: 1.0 - progress,
     "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),

@@ -87,7 +87,8 @@ class TrainResult:
         best_metric, best_value, best_step: the metric watched, its best value and the steps done then.
         last_metrics: numbers of the last evaluation.
         report: what the last evaluation gave beyond numbers (a per-class table, a confusion matrix).
-        proof: one line: the frozen part is bit-identical to what was loaded.
+        proof: one line: the frozen part is bit-identical to what was loaded; empty with `prove: false`.
+        remarks: what the proof saw and is not an error, such as gradients that were exactly zero.
     """
 
     steps: int
@@ -101,3 +102,4 @@ class TrainResult:
     last_metrics: dict[str, float]
     report: Any
     proof: str
+    remarks: tuple[str, ...]

@@ -6,7 +6,7 @@ Knows nothing of schedules, evaluation or files. Steps that fail leave the weigh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -35,37 +35,59 @@ def accumulate_gradients(model: nn.Module, task: Task, batch: GlobalBatch, autoc
     return total
 
 
-def clip_gradients(parameters: Sequence[Parameter], max_norm: float | None) -> Tensor | None:
-    """Scales all gradients so that their joint norm is at most `max_norm`; returns the norm before.
+def gradient_norm(optimizer: torch.optim.Optimizer) -> Tensor:
+    """Joint 2-norm of all gradients: a scalar, left on the device, since reading it would wait for the backward."""
+    return nn.utils.get_total_norm(
+        [param.grad for param in trained_parameters(optimizer) if param.grad is not None],
+    )
 
-    None without clipping. The norm is left on the device: reading it would wait for the backward.
-    """
-    return None if max_norm is None else nn.utils.clip_grad_norm_(parameters, max_norm)
+
+def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, norm: Tensor) -> None:
+    """Scales all gradients in place so that their joint norm, which is `norm` now, is at most `max_norm`."""
+    nn.utils.clip_grads_with_norm_(trained_parameters(optimizer), max_norm, norm)
 
 
 def require_finite(
-    loss: Tensor, grad_norm: Tensor | None, step: int, last_checkpoint: Callable[[], Path | None]
+    loss: Tensor,
+    norm: Tensor | None,
+    *,
+    step: int,
+    optimizer: torch.optim.Optimizer,
+    last_checkpoint: Callable[[], Path | None],
 ) -> tuple[float, float | None]:
-    """Reads loss and gradient norm, the one point of a step where the host waits for the device.
+    """Reads loss and gradient norm: the one point of a step where the host waits for the device.
 
     `last_checkpoint` is asked only when something is wrong.
 
     Raises:
         TrainingError: either is not finite. Called before the optimizer step, so the weights are still good.
     """
-    values: tuple[float, float | None] = (loss.item(), None if grad_norm is None else grad_norm.item())
-    for name, value in zip(("loss", "gradient norm"), values, strict=True):
-        if value is not None and not math.isfinite(value):
-            last_good = last_checkpoint()
-            kept = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint was written before it"
-            raise TrainingError(
-                f"the {name} is {value} at step {step}; training stopped before this step changed any weight",
-                where=f"step {step} (counted from 0); {kept}",
-                possible="a finite number",
-                fix="lower `optimizer.lr`, lengthen `schedule.warmup`, or look for broken examples in this batch; "
-                + ("then continue with --resume" if last_good else "then start again"),
-            )
+    values: tuple[float, float | None] = (loss.item(), None if norm is None else norm.item())
+    if not math.isfinite(values[0]):
+        raise _not_finite(f"the loss is {values[0]}", step, last_checkpoint())
+    if values[1] is not None and not math.isfinite(values[1]):
+        bad = [
+            name
+            for group in optimizer.param_groups
+            for name, param in zip(group["names"], group["params"], strict=True)
+            if param.grad is not None and not param.grad.isfinite().all()
+        ]
+        shown = ", ".join(bad[:6]) + (f" and {len(bad) - 6} more" if len(bad) > 6 else "")
+        raise _not_finite(
+            f"the gradient norm is {values[1]} ({shown or 'its square overflows'})", step, last_checkpoint()
+        )
     return values
+
+
+def _not_finite(what: str, step: int, last_good: Path | None) -> TrainingError:
+    kept = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint was written before it"
+    then = "continue with --resume" if last_good else "start again with --overwrite"
+    return TrainingError(
+        f"{what} at step {step}; training stopped before this step changed any weight",
+        where=f"step {step} (counted from 0); {kept}",
+        possible="finite numbers",
+        fix=f"lower `optimizer.lr`, lengthen `schedule.warmup`, or look for broken examples in this batch; then {then}",
+    )
 
 
 def trained_parameters(optimizer: torch.optim.Optimizer) -> list[Parameter]:

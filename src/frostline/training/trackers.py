@@ -48,7 +48,9 @@ def open_trackers(
     if config.wandb:
         trackers.append(WandbTracker(_require("wandb", "wandb", origins.at("wandb")), run_dir, config.wandb, settings))
     if config.mlflow:
-        trackers.append(MlflowTracker(_require("mlflow", "mlflow", origins.at("mlflow")), run_dir, config.mlflow, settings))
+        trackers.append(
+            MlflowTracker(_require("mlflow", "mlflow", origins.at("mlflow")), run_dir, config.mlflow, settings)
+        )
     return trackers
 
 
@@ -86,22 +88,24 @@ class WandbTracker:
 
 
 class MlflowTracker:
-    """An MLflow run named after the run folder; the config may hold `tracking_uri`, `experiment` and `run_name`."""
+    """An MLflow run named after the run folder.
+
+    A mapping in the config goes to `mlflow.start_run`, but for `tracking_uri` and `experiment`, which are set first.
+    """
 
     def __init__(
         self, mlflow: ModuleType, run_dir: Path, options: bool | Mapping[str, Any], settings: Mapping[str, Any]
     ) -> None:
         given = dict(options) if isinstance(options, Mapping) else {}
         self._mlflow: Any = mlflow
-        if "tracking_uri" in given:
-            self._mlflow.set_tracking_uri(given["tracking_uri"])
-        if "experiment" in given:
-            self._mlflow.set_experiment(given["experiment"])
-        self._mlflow.start_run(run_name=given.get("run_name", run_dir.name))
+        if (uri := given.pop("tracking_uri", None)) is not None:
+            self._mlflow.set_tracking_uri(uri)
+        if (experiment := given.pop("experiment", None)) is not None:
+            self._mlflow.set_experiment(experiment)
+        self._mlflow.start_run(**({"run_name": run_dir.name} | given))
         self._mlflow.log_dict(dict(settings), "config.json")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        # MLflow refuses most punctuation in names but takes slashes.
         self._mlflow.log_metrics(dict(values), step=step)
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ def test_warmup_fraction_and_steps():
 
 @pytest.mark.parametrize("warmup", [10, 11, 0.99])
 def test_warmup_as_long_as_the_run_is_an_error(warmup: float):
-    with pytest.raises(ConfigError, match="warm-up of .* does not fit into a run of 10 steps"):
+    with pytest.raises(ConfigError, match=r"warm-up of .* does not fit into a run of 10 steps"):
         build_schedule("linear", warmup, 0.0, total_steps=10)
 
 
