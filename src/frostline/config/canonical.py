@@ -22,6 +22,20 @@ def canonicalize(section: type[Section], data: Mapping[str, Any], origins: Origi
     return canonical, dataclasses.replace(origins, lines=lines, overrides=overrides)
 
 
+def canonical_keys(section: type[Section], keys: tuple[Key, ...]) -> tuple[Key, ...]:
+    """`("peft", "r")` -> `("peft", "rank")`; unknown keys stay."""
+    below: type[Section] | None = section
+    result: list[Key] = []
+    for key in keys:
+        if below is not None and isinstance(key, str):
+            key = below.aliases.get(key, key)
+            field = below.model_fields.get(key)
+            found = None if field is None else subsection(field)
+            below = None if found is None else found[0]
+        result.append(key)
+    return tuple(result)
+
+
 def shorthand_keys(section: type[Section], keys: tuple[Key, ...] = ()) -> dict[tuple[Key, ...], str]:
     """Where plain text may stand for a mapping, and for which of its keys: `{("model",): "name_or_path", ...}`."""
     found: dict[tuple[Key, ...], str] = {}

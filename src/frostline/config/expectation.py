@@ -5,6 +5,7 @@ Knows pydantic's fields; knows no particular section, value or line.
 
 from __future__ import annotations
 
+import itertools
 import types
 import typing
 from collections.abc import Sequence
@@ -106,7 +107,7 @@ def join_keys_of(section: type[Section]) -> str:
 def _bounds(metadata: Sequence[Any]) -> str:
     low, high = "", ""
     # Inside another type, the bounds are still wrapped in a FieldInfo.
-    for item in (part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else (item,))):
+    for item in itertools.chain(*(part.metadata if isinstance(part, FieldInfo) else [part] for part in metadata)):
         if isinstance(item, annotated_types.Ge):
             low = f"of at least {item.ge}"
         elif isinstance(item, annotated_types.Gt):

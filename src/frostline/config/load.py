@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import ValidationError
 
-from frostline.config.canonical import canonicalize, shorthand_keys
+from frostline.config.canonical import canonical_keys, canonicalize, shorthand_keys
 from frostline.config.models import Config
 from frostline.config.origin import Key, Origins
 from frostline.config.overrides import apply_overrides
@@ -72,7 +73,9 @@ def load_config(
         path = Path(source)
         document = load_yaml(path)
         origins, raw = document.origins, document.data
-    raw, set_keys = apply_overrides(raw, overrides, shorthand_keys(Config))
+    # Canonical names first, so that an override replaces the setting under whichever name the file gives it.
+    raw, origins = canonicalize(Config, raw, origins)
+    raw, set_keys = apply_overrides(raw, overrides, shorthand_keys(Config), partial(canonical_keys, Config))
     data, origins = canonicalize(Config, raw, _with_overrides(origins, set_keys))
 
     config: Config | None = None

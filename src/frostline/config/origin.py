@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 Key = str | int
 
+COMMAND_LINE = "command line"  # stands in for the file of an overridden value
+
 
 def join_keys(keys: tuple[Key, ...]) -> str:
     """`("freeze_config", "freeze_modules", 0, "path")` -> `freeze_config.freeze_modules[0].path`."""
@@ -62,7 +64,7 @@ class Origins:
         full = self.prefix + keys
         for length in range(len(full), 0, -1):
             if full[:length] in self.overrides:
-                return Origin(join_keys(full), "command line", None)
+                return Origin(join_keys(full), COMMAND_LINE, None)
             if full[:length] in self.lines:
                 return Origin(join_keys(full), self.file, self.lines[full[:length]])
         return Origin(join_keys(full), self.file, None)

@@ -6,7 +6,8 @@ Answers where a value goes and what it is; must not know which keys a config has
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from frostline.config.origin import Key, join_keys
@@ -22,6 +23,7 @@ def apply_overrides(
     data: Mapping[str, Any],
     overrides: Iterable[str],
     shorthands: Mapping[tuple[Key, ...], str] | None = None,
+    rename: Callable[[tuple[Key, ...]], tuple[Key, ...]] = tuple,
 ) -> tuple[dict[str, Any], frozenset[tuple[Key, ...]]]:
     """A copy of `data` with each `KEY=VALUE` set, and the keys that were set. `data` is not changed.
 
@@ -33,6 +35,7 @@ def apply_overrides(
         data: plain data as of `load_yaml`.
         overrides: texts `KEY=VALUE`; a part of a key with a dot in it goes in double quotes.
         shorthands: where plain text stands for a mapping with one key, that key: `{("model",): "name_or_path"}`.
+        rename: canonical keys for the keys of an override, so that `peft.r=16` replaces `rank: 8`.
 
     Raises:
         ConfigError: malformed override, or a key that leads into a plain value or past a list; all of them together.
@@ -42,7 +45,8 @@ def apply_overrides(
     problems: list[Problem] = []
     for override in overrides:
         try:
-            keys, value = parse_override(override)
+            written, value = parse_override(override)
+            keys = rename(written)
             _set(result, keys, value, override, shorthands or {})
             applied.add(keys)
         except ConfigError as error:
@@ -90,7 +94,10 @@ def parse_override(override: str) -> tuple[tuple[Key, ...], Any]:
             raise ConfigError(
                 f"the number in the override of `{key_text}` is too long", where=where, fix="shorten it"
             ) from None
-    return keys, parse_yaml(text, f"command line: {key_text}")[0]
+    try:
+        return keys, parse_yaml(text, "command line")[0]
+    except ConfigError as error:  # its lines are those of the value alone
+        raise ConfigError.from_problems(replace(problem, where=where) for problem in error.problems) from None
 
 
 def _parse_keys(text: str, where: str) -> tuple[Key, ...]:
@@ -115,16 +122,13 @@ def _parse_keys(text: str, where: str) -> tuple[Key, ...]:
 def _set(
     root: dict[str, Any], keys: tuple[Key, ...], value: Any, override: str, shorthands: Mapping[tuple[Key, ...], str]
 ) -> None:
-    container: Any = root
+    container: Any = root  # a dict with a text key, or a list with an index: _check_step sees to that
     for depth, key in enumerate(keys):
         _check_step(container, key, keys[:depth], override)
-        last = depth == len(keys) - 1
-        if isinstance(container, list) and key == len(container):
-            container.append(None)
-        if last:
+        child = _child(container, key)
+        if depth == len(keys) - 1:
             container[key] = value
             return
-        child = container.get(key) if isinstance(container, dict) else container[key]
         following = keys[depth + 1]
         if child is None:
             child = [] if isinstance(following, int) else {}
@@ -132,6 +136,15 @@ def _set(
             child = {shorthands[keys[: depth + 1]]: child}
         container[key] = child
         container = child
+
+
+def _child(container: Any, key: Any) -> Any:
+    """The value there, None where there is none yet; a list grows by one for the index behind its end."""
+    if isinstance(container, dict):
+        return container.get(key)
+    if key == len(container):
+        container.append(None)
+    return container[key]
 
 
 def _check_step(container: Any, key: Key, before: tuple[Key, ...], override: str) -> None:

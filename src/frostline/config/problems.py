@@ -18,11 +18,10 @@ from frostline.config.expectation import (
     default_text,
     is_choice,
     item_phrase,
-    join_keys_of,
     phrase,
 )
 from frostline.config.models import Config
-from frostline.config.origin import Key, Origins, join_keys
+from frostline.config.origin import COMMAND_LINE, Key, Origins, join_keys
 from frostline.config.section import Section, subsection
 from frostline.config.unknown_keys import snippet, unknown_key
 from frostline.config.wording import flow, is_number, nearest, show
@@ -163,51 +162,49 @@ def _alias_conflict(section: type[Section], keys: tuple[Key, ...], value: Any, o
 
 
 def _wrong_value(field: FieldInfo, keys: tuple[Key, ...], value: Any, origins: Origins) -> Problem:
-    inside_mapping = isinstance(keys[-1], str) and keys[-1] not in _locate(keys)[0].model_fields
-    expected = item_phrase(field) if inside_mapping else phrase(field)
-    default = None if inside_mapping else default_text(field)
-    shown_default = f"; default {default}" if default is not None else ""
-    if inside_mapping:
-        return Problem(
-            f"`{join_keys(keys)}` cannot be {show(value)}",
-            str(origins.at(*keys)),
-            expected,
-            "write such a value, or remove the entry",
-        )
-    return Problem(
-        f"`{join_keys(keys)}` cannot be {show(value)}",
-        str(origins.at(*keys)),
-        f"{expected}{shown_default}",
-        _fix(field, keys, value),
-    )
+    what = f"`{join_keys(keys)}` cannot be {show(value)}"
+    origin = origins.at(*keys)
+    if isinstance(keys[-1], str) and keys[-1] not in _locate(keys)[0].model_fields:
+        fix = "write such a value, or remove the entry"
+        return Problem(what, str(origin), item_phrase(field), fix)
+    default = default_text(field)
+    possible = phrase(field) if default is None else f"{phrase(field)}; default {default}"
+    return Problem(what, str(origin), possible, _fix(field, keys, value, on_command_line=origin.file == COMMAND_LINE))
 
 
-def _fix(field: FieldInfo, keys: tuple[Key, ...], value: Any) -> str:
-    name = next(str(key) for key in reversed(keys) if isinstance(key, str))
+def _fix(field: FieldInfo, keys: tuple[Key, ...], value: Any, *, on_command_line: bool) -> str:
+    named = keys[: max(position for position, key in enumerate(keys) if isinstance(key, str)) + 1]
     below = subsection(field)
     if below is not None:
-        return _fix_section(below[0], name, value, is_list=below[1], required=field.is_required())
+        return _fix_section(below[0], named, value, below[1], field.is_required(), on_command_line)
     options = choices(field)
     guess = _guess(field, options, value)
     if guess is not None:
-        return f"write `{name}: {guess}`"
-    otherwise = "" if field.is_required() else ", or remove the key to get the default"
+        return f"write {_assignment(named, guess, on_command_line)}"
+    otherwise = "" if field.is_required() else ", or remove it to get the default"
     if value is None and not accepts_null(field):
-        return f"give a value after `{name}:`{otherwise}"
+        return f"give `{join_keys(named)}` a value{otherwise}"
     return f"write {'one of them' if is_choice(field) else 'such a value'}{otherwise}"
 
 
-def _fix_section(section: type[Section], name: str, value: Any, *, is_list: bool, required: bool) -> str:
+def _fix_section(
+    section: type[Section], keys: tuple[Key, ...], value: Any, is_list: bool, required: bool, on_command_line: bool
+) -> str:
+    name, main_key = str(keys[-1]), section.main_key
     if value is None:
         inside = "" if required else ", or remove the line"
-        return f"indent its keys below `{name}:`{inside}; the keys are {join_keys_of(section)}"
+        return f"indent its keys below `{name}:`{inside}"
     if is_list and isinstance(value, Mapping):
         return f"make it a list: {snippet((name,), [value])}"
-    if section.main_key is not None and isinstance(value, str | list | bool | int | float) and not is_list:
-        if isinstance(value, str | list):
-            return f"if you mean its {section.main_key}, write {name}: {{{section.main_key}: {flow(value)}}}"
-        return f"write {name}: {{{section.main_key}: ...}}"
-    return f"write a mapping with the keys {join_keys_of(section)}"
+    if main_key is not None and not is_list and isinstance(value, str | list):
+        if on_command_line:
+            return f"if you mean its {main_key}, write {join_keys((*keys, main_key))}={flow(value)}"
+        return f"if you mean its {main_key}, write {name}: {{{main_key}: {flow(value)}}}"
+    return f"write a mapping, such as {name}: {{{main_key}: ...}}" if main_key else "write a mapping"
+
+
+def _assignment(keys: tuple[Key, ...], text: str, on_command_line: bool) -> str:
+    return f"{join_keys(keys)}={text}" if on_command_line else f"`{keys[-1]}: {text}`"
 
 
 def _guess(field: FieldInfo, options: tuple[str, ...], value: Any) -> str | None:
@@ -228,7 +225,7 @@ def _guess(field: FieldInfo, options: tuple[str, ...], value: Any) -> str | None
         if text.lower() in ("none", "null", "nil") and accepts_null(field):
             return "null"
         return _number_in(text, kind)
-    if kind is int and isinstance(value, float) and is_number(value) and value.is_integer() and value >= 1:
+    if kind is int and isinstance(value, float) and value.is_integer() and value >= 1:
         return str(int(value))
     if kind is bool and value in (0, 1):
         return "true" if value else "false"

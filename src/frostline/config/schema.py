@@ -16,8 +16,9 @@ def json_schema() -> dict[str, Any]:
     """JSON schema (draft 2020-12) of a config file, with shorthands and aliases."""
     schema = Config.model_json_schema()
     definitions: dict[str, Any] = schema["$defs"]
-    for section in {section.__name__: section for section in _sections(Config)}.values():
-        definition = definitions[section.__name__]
+    sections: dict[str, type[Section]] = {section.__name__: section for section in _sections(Config)}
+    for section in (Config, *sections.values()):
+        definition = schema if section is Config else definitions[section.__name__]
         definition.pop("title", None)
         for alias, name in section.aliases.items():
             other = dict(definition["properties"][name])
@@ -28,8 +29,11 @@ def json_schema() -> dict[str, Any]:
                 "anyOf": [{"type": "string", "minLength": 1, "description": f"Its {section.shorthand}."}, definition],
                 "description": definition.get("description", ""),
             }
-    schema["properties"]["recipe"]["enum"].append("sft")
+        for name, words in section.value_aliases.items():
+            definition["properties"][name]["enum"] += words
     for node in _objects(schema):
+        if isinstance(node.get("default"), dict):
+            node.pop("default")  # a section of defaults: each of its keys has its own
         if isinstance(node.get("title"), str):
             node.pop("title")  # pydantic's titles repeat the key
     return {

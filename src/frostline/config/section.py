@@ -47,6 +47,8 @@ class Section(BaseModel):
 
     aliases: ClassVar[Mapping[str, str]] = {}
     """Other names that are read, and the field that each means."""
+    value_aliases: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    """For a field, other words that are read, and the value that each means."""
     shorthand: ClassVar[str | None] = None
     """The field that plain text in place of the mapping means."""
     main_key: ClassVar[str | None] = None
@@ -77,7 +79,7 @@ class Section(BaseModel):
 
 
 def canonical_section(section: type[Section], value: Any) -> Any:
-    """`value` with the shorthand spelled out and aliases renamed; two names for one field are left as they are."""
+    """`value` with the shorthand spelled out and aliases replaced; two names for one field are left as they are."""
     if isinstance(value, str) and section.shorthand is not None:
         return {section.shorthand: value}
     if not isinstance(value, Mapping):
@@ -85,8 +87,14 @@ def canonical_section(section: type[Section], value: Any) -> Any:
     given: Mapping[Any, Any] = typing.cast("Mapping[Any, Any]", value)
     names = [section.aliases.get(key, key) for key in given]
     return {
-        key if names.count(name) > 1 else name: child for (key, child), name in zip(given.items(), names, strict=True)
+        key if names.count(name) > 1 else name: _canonical_value(section, name, child)
+        for (key, child), name in zip(given.items(), names, strict=True)
     }
+
+
+def _canonical_value(section: type[Section], name: Any, value: Any) -> Any:
+    words = section.value_aliases.get(name) if isinstance(name, str) else None
+    return words.get(value, value) if words is not None and isinstance(value, str) else value
 
 
 def subsection(field: FieldInfo) -> tuple[type[Section], bool] | None:

@@ -104,7 +104,7 @@ def _files_nearby(path: Path) -> str:
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist"
     names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_file())
-    nearest = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
+    nearest = difflib.get_close_matches(path.name, names, n=2, cutoff=0.75)
     if nearest:
         return "did you mean " + " or ".join(str(path.parent / name) for name in nearest) + "?"
     return _yaml_files(path.parent)

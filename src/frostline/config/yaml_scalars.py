@@ -19,6 +19,8 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _INFINITY = re.compile(r"[-+]?\.(inf|Inf|INF)")
 _NOT_A_NUMBER = frozenset({".nan", ".NaN", ".NAN"})
 
+_MAX_DIGITS = 1000  # below Python's own limit
+
 _PREFIX = "tag:yaml.org,2002:"
 _TAGS: dict[str, tuple[type, ...]] = {
     f"{_PREFIX}null": (type(None),),
@@ -32,13 +34,15 @@ def resolve_plain(text: str) -> Scalar:
     """Value of an unquoted scalar.
 
     Raises:
-        ValueError: a whole number with more digits than Python converts.
+        ValueError: a whole number of more than 1000 digits.
     """
     if text in _NULL:
         return None
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
     if _DECIMAL.fullmatch(text):
+        if len(text) > _MAX_DIGITS:
+            raise ValueError(f"a whole number of {len(text)} digits")
         return int(text)
     if _OCTAL.fullmatch(text):
         return int(text[2:], 8)
@@ -66,7 +70,7 @@ def resolve_tagged(text: str, tag: str) -> Scalar:
     value = resolve_plain(text)
     kinds = _TAGS[tag]
     if type(value) not in kinds:
-        raise ValueError(f"`{text}` is not a {short_tag(tag)[2:]}")
+        raise ValueError(f"`{text}` is no {short_tag(tag)}")
     return float(value) if float in kinds and isinstance(value, int) else value
 
 

@@ -150,7 +150,7 @@ class _Composer:
                 event,
                 keys,
                 f"`*{name}` is not quoted, so YAML reads it as an alias of an anchor `&{name}`",
-                f"the file has no such anchor; it has {known}" if known else "the file has no anchors",
+                f"the only anchors above are {known}" if known else "there are no anchors",
                 f'for a wildcard, quote it: "*{name}"',
             )
             return None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from frostline.config.models.data import DataConfig
 from frostline.config.models.freeze import FreezeConfig
@@ -19,7 +19,6 @@ from frostline.config.wording import is_number, show
 
 RecipeName = Literal["sequence_classification", "causal_lm"]
 _RECIPES = Expects("sequence_classification or causal_lm (alias sft)")
-_RECIPE_ALIASES = {"sft": "causal_lm"}
 # Keys that only one recipe reads; setting them with the other would be silently without effect.
 _ONLY_FOR: dict[str, tuple[tuple[str, ...], ...]] = {
     "sequence_classification": (
@@ -41,32 +40,30 @@ _ONLY_FOR: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
-def _recipe(value: Any) -> Any:
-    return _RECIPE_ALIASES.get(value, value) if isinstance(value, str) else value
-
-
 class Config(Section):
     """A Frostline run. Relative paths (data, model folders, output_dir) start at the current directory."""
 
-    recipe: Annotated[RecipeName, BeforeValidator(_recipe), _RECIPES] = Field(description="The task.")
+    value_aliases: ClassVar[Mapping[str, Mapping[str, str]]] = {"recipe": {"sft": "causal_lm"}}
+
+    recipe: Annotated[RecipeName, _RECIPES] = Field(description="The task.")
     model: ModelConfig = Field(description=ModelConfig.__doc__)
-    tokenizer: TokenizerConfig = Field(TokenizerConfig(), description=TokenizerConfig.__doc__)
-    freeze_config: FreezeConfig = Field(FreezeConfig(), description=FreezeConfig.__doc__)
-    peft: PeftConfig | None = Field(None, description=PeftConfig.__doc__)
+    tokenizer: TokenizerConfig = Field(default=TokenizerConfig(), description=TokenizerConfig.__doc__)
+    freeze_config: FreezeConfig = Field(default=FreezeConfig(), description=FreezeConfig.__doc__)
+    peft: PeftConfig | None = Field(default=None, description=PeftConfig.__doc__)
     data: DataConfig = Field(description=DataConfig.__doc__)
-    training: TrainingConfig = Field(TrainingConfig(), description=TrainingConfig.__doc__)
-    optimizer: OptimizerConfig = Field(OptimizerConfig(), description=OptimizerConfig.__doc__)
-    schedule: ScheduleConfig = Field(ScheduleConfig(), description=ScheduleConfig.__doc__)
-    evaluation: EvaluationConfig = Field(EvaluationConfig(), description=EvaluationConfig.__doc__)
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description=CheckpointConfig.__doc__)
+    training: TrainingConfig = Field(default=TrainingConfig(), description=TrainingConfig.__doc__)
+    optimizer: OptimizerConfig = Field(default=OptimizerConfig(), description=OptimizerConfig.__doc__)
+    schedule: ScheduleConfig = Field(default=ScheduleConfig(), description=ScheduleConfig.__doc__)
+    evaluation: EvaluationConfig = Field(default=EvaluationConfig(), description=EvaluationConfig.__doc__)
+    checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description=CheckpointConfig.__doc__)
     device: Annotated[str, Expects("auto, cpu, cuda, mps, or cuda:N", ("auto", "cpu", "cuda", "mps"))] = Field(
-        "auto",
+        default="auto",
         pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$",
         description="Where to train; auto takes the fastest there is.",
     )
-    tracking: TrackingConfig = Field(TrackingConfig(), description=TrackingConfig.__doc__)
+    tracking: TrackingConfig = Field(default=TrackingConfig(), description=TrackingConfig.__doc__)
     output_dir: str | None = Field(
-        None, min_length=1, description="Run folder; null is runs/NAME, with the name of the config file."
+        default=None, min_length=1, description="Run folder; null is runs/NAME, with the name of the config file."
     )
 
     @property
@@ -78,7 +75,7 @@ class Config(Section):
 
     @classmethod
     def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:
-        recipe = _recipe(given.get("recipe"))
+        recipe = given.get("recipe")
         for owner, keys in _ONLY_FOR.items():
             if not isinstance(recipe, str) or recipe not in _ONLY_FOR or recipe == owner:
                 continue

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from frostline.config.section import Expects, Fault, Section
-from frostline.config.wording import is_number, show
+from frostline.config.wording import show
 
 
 class SourceConfig(Section):
@@ -22,19 +23,19 @@ class SourceConfig(Section):
         description="File (jsonl, json, csv, tsv, parquet), folder of LABEL/*.txt, folder of data files, hub id, or "
         "`package:PKG/sub/folder`. Relative paths start at the current directory.",
     )
-    split: str | None = Field(None, min_length=1, description="Split of a hub data set.")
-    name: str | None = Field(None, min_length=1, description="Configuration of a hub data set.")
+    split: str | None = Field(default=None, min_length=1, description="Split of a hub data set.")
+    name: str | None = Field(default=None, min_length=1, description="Configuration of a hub data set.")
 
 
 class ColumnsConfig(Section):
     """Names of the columns, where they are not the usual ones."""
 
-    text: str | None = Field(None, min_length=1, description="Column of the text.")
-    text_pair: str | None = Field(None, min_length=1, description="Column of the second text of a pair.")
-    label: str | None = Field(None, min_length=1, description="Column of the label or labels.")
-    messages: str | None = Field(None, min_length=1, description="Column of chat messages.")
-    prompt: str | None = Field(None, min_length=1, description="Column of the prompt.")
-    completion: str | None = Field(None, min_length=1, description="Column of the completion.")
+    text: str | None = Field(default=None, min_length=1, description="Column of the text.")
+    text_pair: str | None = Field(default=None, min_length=1, description="Column of the second text of a pair.")
+    label: str | None = Field(default=None, min_length=1, description="Column of the label or labels.")
+    messages: str | None = Field(default=None, min_length=1, description="Column of chat messages.")
+    prompt: str | None = Field(default=None, min_length=1, description="Column of the prompt.")
+    completion: str | None = Field(default=None, min_length=1, description="Column of the completion.")
 
 
 def _validation_kind(value: Any) -> str | None:
@@ -64,35 +65,32 @@ class DataConfig(Section):
         Validation | None,
         Expects("a fraction of train between 0 and 1, a number of examples of at least 1, a source, or null for none"),
     ] = Field(
-        0.1,
+        default=0.1,
         description="A fraction or a number of examples split off from train, a source of its own, or null for none.",
     )
-    test: SourceConfig | None = Field(None, description="Source of the test examples.")
+    test: SourceConfig | None = Field(default=None, description="Source of the test examples.")
     format: Literal["auto", "messages", "prompt_completion", "text"] = Field(
-        "auto", description="Layout of the examples for causal_lm; auto tells it from the columns."
+        default="auto", description="Layout of the examples for causal_lm; auto tells it from the columns."
     )
-    columns: ColumnsConfig = Field(ColumnsConfig(), description=ColumnsConfig.__doc__)
-    system: str | None = Field(None, description="System message put before every conversation that has none.")
+    columns: ColumnsConfig = Field(default=ColumnsConfig(), description=ColumnsConfig.__doc__)
+    system: str | None = Field(default=None, description="System message put before every conversation that has none.")
     train_on: Literal["assistant", "last", "all"] = Field(
-        "assistant", description="Which tokens carry loss: all assistant turns, the last one, or everything."
+        default="assistant", description="Which tokens carry loss: all assistant turns, the last one, or everything."
     )
     max_length: int | None = Field(
-        None, ge=1, description="Longest example in tokens; longer ones are cut. Null is the model's window."
+        default=None, ge=1, description="Longest example in tokens; longer ones are cut. Null is the model's window."
     )
-    max_examples: int | None = Field(None, ge=1, description="Training examples to use at most; null is all.")
-    deduplicate: bool = Field(True, description="Remove exact duplicates before splitting.")
-    num_workers: int = Field(0, ge=0, description="Processes that prepare data; 0 is the main process alone.")
+    max_examples: int | None = Field(default=None, ge=1, description="Training examples to use at most; null is all.")
+    deduplicate: bool = Field(default=True, description="Remove exact duplicates before splitting.")
+    num_workers: int = Field(default=0, ge=0, description="Processes that prepare data; 0 is the main process alone.")
 
     @classmethod
     def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:
         value = given.get("validation")
         possible = "a fraction between 0 and 1 (0.1), a number of examples (400), a source, or null for none"
-        if isinstance(value, float) and is_number(value) and not 0 < value < 1:
-            count = (
-                f", or write {int(value)} for {int(value)} example{'s' if value > 1 else ''}"
-                if value >= 1 and value.is_integer()
-                else ""
-            )
+        if isinstance(value, float) and math.isfinite(value) and not 0 < value < 1:
+            whole = value >= 1 and value.is_integer()
+            count = f", or write {int(value)} for that number of examples" if whole else ""
             none = ", or null for none" if value == 0 else ""
             yield Fault(
                 ("validation",),

@@ -16,15 +16,17 @@ class FreezeConfig(Section):
 
     main_key: ClassVar[str | None] = "freeze_modules"
 
-    freeze_modules: RawSelectors = Field((), description="Selectors of what to freeze.")
-    unfreeze_modules: RawSelectors = Field((), description="Selectors of what to thaw; wins over freeze_modules.")
+    freeze_modules: RawSelectors = Field(default=(), description="Selectors of what to freeze.")
+    unfreeze_modules: RawSelectors = Field(
+        default=(), description="Selectors of what to thaw; wins over freeze_modules."
+    )
     frozen_mode: Literal["eval", "train"] = Field(
-        "eval",
+        default="eval",
         description="eval: wholly frozen subtrees keep normalization statistics and dropout still; train: they follow "
         "the model.",
     )
     allow_frozen_new: bool = Field(
-        False, description="Allow freezing parameters that the base files do not hold, such as a fresh head."
+        default=False, description="Allow freezing parameters that the base files do not hold, such as a fresh head."
     )
 
     @classmethod

@@ -22,15 +22,17 @@ class ModelConfig(Section):
         description="Hub id, folder, GGUF file, or `package:PKG/sub/folder` (a model that ships inside an installed "
         "Python package). Relative paths start at the current directory.",
     )
-    revision: str | None = Field(None, min_length=1, description="Branch, tag or commit of a hub model.")
-    dtype: Dtype = Field("auto", description="Number format of the weights; `auto` keeps that of the files.")
+    revision: str | None = Field(default=None, min_length=1, description="Branch, tag or commit of a hub model.")
+    dtype: Dtype = Field(default="auto", description="Number format of the weights; `auto` keeps that of the files.")
     attn_implementation: Literal["eager", "sdpa", "flash_attention_2"] = Field(
-        "sdpa", description="Attention kernel that the model uses."
+        default="sdpa", description="Attention kernel that the model uses."
     )
-    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
-    num_labels: int | None = Field(None, ge=1, description="Number of labels; null counts them in the training data.")
+    trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
+    num_labels: int | None = Field(
+        default=None, ge=1, description="Number of labels; null counts them in the training data."
+    )
     problem: Literal["single_label", "multi_label", "regression"] | None = Field(
-        None, description="Kind of classification; null tells it from the training data."
+        default=None, description="Kind of classification; null tells it from the training data."
     )
 
 
@@ -40,7 +42,9 @@ class TokenizerConfig(Section):
     shorthand: ClassVar[str | None] = "name_or_path"
     main_key: ClassVar[str | None] = "name_or_path"
 
-    name_or_path: str | None = Field(None, min_length=1, description="As in `model`; null is the model's tokenizer.")
+    name_or_path: str | None = Field(
+        default=None, min_length=1, description="As in `model`; null is the model's tokenizer."
+    )
     chat_template: str | None = Field(
-        None, min_length=1, description="File with a Jinja chat template; null is the tokenizer's own."
+        default=None, min_length=1, description="File with a Jinja chat template; null is the tokenizer's own."
     )

@@ -24,18 +24,18 @@ class PeftConfig(Section):
     }
     main_key: ClassVar[str | None] = "method"
 
-    method: str = Field("lora", min_length=1, description="Name of the adapter method.")
+    method: str = Field(default="lora", min_length=1, description="Name of the adapter method.")
     target_modules: RawSelectors = Field(
-        "all-linear",
+        default="all-linear",
         description="Modules to adapt: `all-linear` (every supported linear but the output head and modules trained in "
         "full), or selectors.",
     )
-    exclude_modules: RawSelectors = Field((), description="Selectors of modules never to adapt; always wins.")
-    rank: int = Field(8, ge=1, description="Rank of each adapter.")
-    alpha: float | None = Field(None, gt=0, description="Scale of the adapters' output; null is 2 x rank.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the adapters' input.")
-    use_rslora: bool = Field(False, description="Scale by alpha / sqrt(rank) instead of alpha / rank.")
-    dtype: Dtype = Field("auto", description="Number format of the adapters.")
+    exclude_modules: RawSelectors = Field(default=(), description="Selectors of modules never to adapt; always wins.")
+    rank: int = Field(default=8, ge=1, description="Rank of each adapter.")
+    alpha: float | None = Field(default=None, gt=0, description="Scale of the adapters' output; null is 2 x rank.")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapters' input.")
+    use_rslora: bool = Field(default=False, description="Scale by alpha / sqrt(rank) instead of alpha / rank.")
+    dtype: Dtype = Field(default="auto", description="Number format of the adapters.")
 
     @classmethod
     def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:

@@ -35,14 +35,19 @@ class EvaluationConfig(Section):
     main_key: ClassVar[str | None] = "every"
 
     every: Annotated[_Steps | Literal["epoch", "never"], Expects("a number of steps of at least 1, epoch or never")] = (
-        Field("epoch", description="Evaluate after so many steps, or after each epoch; also at the end unless never.")
+        Field(
+            default="epoch",
+            description="Evaluate after so many steps, or after each epoch; also at the end unless never.",
+        )
     )
-    best: BestConfig | None = Field(None, description="Metric that chooses the best checkpoint; null is the recipe's.")
-    early_stopping: EarlyStoppingConfig | None = Field(None, description=EarlyStoppingConfig.__doc__)
+    best: BestConfig | None = Field(
+        default=None, description="Metric that chooses the best checkpoint; null is the recipe's."
+    )
+    early_stopping: EarlyStoppingConfig | None = Field(default=None, description=EarlyStoppingConfig.__doc__)
     batch_size: int | None = Field(
-        None, ge=1, description="Examples evaluated at once; null is training's micro-batch."
+        default=None, ge=1, description="Examples evaluated at once; null is training's micro-batch."
     )
-    max_examples: int | None = Field(None, ge=1, description="Validation examples to use at most; null is all.")
+    max_examples: int | None = Field(default=None, ge=1, description="Validation examples to use at most; null is all.")
 
 
 class CheckpointConfig(Section):
@@ -51,14 +56,18 @@ class CheckpointConfig(Section):
     main_key: ClassVar[str | None] = "every"
 
     every: Annotated[_Steps | Literal["epoch", "end"], Expects("a number of steps of at least 1, epoch or end")] = (
-        Field("epoch", description="Save after so many steps, or after each epoch; always at the end.")
+        Field(default="epoch", description="Save after so many steps, or after each epoch; always at the end.")
     )
-    keep: int = Field(2, ge=1, description="Newest checkpoints to keep; best and latest are always kept.")
+    keep: int = Field(default=2, ge=1, description="Newest checkpoints to keep; best and latest are always kept.")
 
 
 class TrackingConfig(Section):
     """Other places that metrics are sent to. Each needs its package."""
 
-    tensorboard: bool = Field(False, description="Write TensorBoard events into the run folder.")
-    wandb: Annotated[bool | dict[str, Any], _OPTIONS] = Field(False, description="Weights & Biases; options of init().")
-    mlflow: Annotated[bool | dict[str, Any], _OPTIONS] = Field(False, description="MLflow; options of start_run().")
+    tensorboard: bool = Field(default=False, description="Write TensorBoard events into the run folder.")
+    wandb: Annotated[bool | dict[str, Any], _OPTIONS] = Field(
+        default=False, description="Weights & Biases; options of init()."
+    )
+    mlflow: Annotated[bool | dict[str, Any], _OPTIONS] = Field(
+        default=False, description="MLflow; options of start_run()."
+    )

@@ -23,32 +23,36 @@ def _default_epochs(values: dict[str, Any]) -> float | None:
 class TrainingConfig(Section):
     """How long, in which batches and with which numbers to train."""
 
-    max_steps: int | None = Field(None, ge=1, description="Optimizer steps to train. Excludes epochs.")
+    max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps to train. Excludes epochs.")
     epochs: float | None = Field(
         default_factory=_default_epochs,
         gt=0,
         description="Passes over the training examples; 1 unless max_steps is given. Excludes max_steps.",
     )
-    batch_size: int = Field(32, ge=1, description="Examples of one optimizer step, over all devices.")
+    batch_size: int = Field(default=32, ge=1, description="Examples of one optimizer step, over all devices.")
     micro_batch_size: int | None = Field(
-        None, ge=1, description="Examples that one device holds at once; must divide batch_size. Null is all of them."
+        default=None,
+        ge=1,
+        description="Examples that one device holds at once; must divide batch_size. Null is all of them.",
     )
-    max_grad_norm: float | None = Field(1.0, gt=0, description="Clip gradients to this norm; null never clips.")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 computes under bfloat16 autocast.")
+    max_grad_norm: float | None = Field(default=1.0, gt=0, description="Clip gradients to this norm; null never clips.")
+    precision: Literal["fp32", "bf16"] = Field(default="fp32", description="bf16 computes under bfloat16 autocast.")
     param_dtype: Literal["auto", "float32", "bfloat16", "float64"] = Field(
-        "auto", description="Number format of trained parameters."
+        default="auto", description="Number format of trained parameters."
     )
     gradient_checkpointing: Literal["none", "all"] = Field(
-        "none", description="all: recompute activations in backward, which saves memory and costs time."
+        default="none", description="all: recompute activations in backward, which saves memory and costs time."
     )
     class_weights: Annotated[
         Literal["none", "balanced"] | dict[str, Annotated[float, Field(ge=0)]],
         Expects("none, balanced, or a mapping of each label to a weight of at least 0"),
-    ] = Field("none", description="Weights of the labels in the loss.")
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of each target spread over all labels.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of everything random.")
-    deterministic: bool = Field(True, description="Use only operations that give the same bits each time.")
-    prove: bool = Field(True, description="Check in the first steps, and at the end, that just the plan has trained.")
+    ] = Field(default="none", description="Weights of the labels in the loss.")
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="Share of each target spread over all labels.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of everything random.")
+    deterministic: bool = Field(default=True, description="Use only operations that give the same bits each time.")
+    prove: bool = Field(
+        default=True, description="Check in the first steps, and at the end, that just the plan has trained."
+    )
 
     @classmethod
     def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:
@@ -87,8 +91,10 @@ class ParameterGroupConfig(Section):
     main_key: ClassVar[str | None] = "select"
 
     select: RawSelectors = Field(description="Selectors of the group's parameters.")
-    lr: float | None = Field(None, gt=0, description="Learning rate of the group; null is the optimizer's.")
-    weight_decay: float | None = Field(None, ge=0, description="Weight decay of the group; null is the optimizer's.")
+    lr: float | None = Field(default=None, gt=0, description="Learning rate of the group; null is the optimizer's.")
+    weight_decay: float | None = Field(
+        default=None, ge=0, description="Weight decay of the group; null is the optimizer's."
+    )
 
     @classmethod
     def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:
@@ -126,18 +132,21 @@ class OptimizerConfig(Section):
 
     main_key: ClassVar[str | None] = "name"
 
-    name: OptimizerName = Field("adamw", description="One of torch's optimizers.")
-    lr: float | None = Field(None, gt=0, description="Learning rate; null is 2e-4 with adapters and 2e-5 without.")
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
+    name: OptimizerName = Field(default="adamw", description="One of torch's optimizers.")
+    lr: float | None = Field(
+        default=None, gt=0, description="Learning rate; null is 2e-4 with adapters and 2e-5 without."
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="Weight decay.")
     betas: Annotated[
         tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
         BeforeValidator(_tuple),
         Expects("a list of two numbers from 0 to below 1, such as [0.9, 0.999]"),
-    ] = Field((0.9, 0.999), description="Decay rates of the running averages (Adam and its kin).")
-    eps: float = Field(1e-8, gt=0, description="Added to the denominator for stability.")
-    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum (sgd, rmsprop).")
+    ] = Field(default=(0.9, 0.999), description="Decay rates of the running averages (Adam and its kin).")
+    eps: float = Field(default=1e-8, gt=0, description="Added to the denominator for stability.")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="Momentum (sgd, rmsprop).")
     groups: Annotated[tuple[ParameterGroupConfig, ...], BeforeValidator(_tuple)] = Field(
-        (), description="Groups of parameters with their own settings; the first group that selects a parameter has it."
+        default=(),
+        description="Groups of parameters with their own settings; the first group that selects a parameter has it.",
     )
 
     @classmethod
@@ -158,12 +167,14 @@ class ScheduleConfig(Section):
 
     main_key: ClassVar[str | None] = "name"
 
-    name: Literal["cosine", "linear", "constant"] = Field("linear", description="Shape of the decay after warm-up.")
+    name: Literal["cosine", "linear", "constant"] = Field(
+        default="linear", description="Shape of the decay after warm-up."
+    )
     warmup: Annotated[
         Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=1)],
         Expects("a number of steps (100) or a fraction of all steps from 0 to below 1 (0.05)"),
-    ] = Field(0, description="Steps, or fraction of all steps, in which the rate rises from 0.")
-    min_lr: float = Field(0.0, ge=0, description="Learning rate at the end of the decay; absolute.")
+    ] = Field(default=0, description="Steps, or fraction of all steps, in which the rate rises from 0.")
+    min_lr: float = Field(default=0.0, ge=0, description="Learning rate at the end of the decay; absolute.")
 
     @classmethod
     def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:
