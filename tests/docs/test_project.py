@@ -38,6 +38,11 @@ def test_constraints_are_exact_portable_and_inside_the_ranges() -> None:
         )
 
 
+def test_the_version_is_written_the_same_twice() -> None:
+    source = (ROOT / "src/frostline/__init__.py").read_text(encoding="utf-8")
+    assert f'__version__ = "{PROJECT["version"]}"' in source
+
+
 def test_assets_are_exact_and_the_tests_have_those_of_the_demo() -> None:
     assert len(pins("requirements/demo-assets.txt")) == 2
     assert len(pins("requirements/test-assets.txt")) == 2
