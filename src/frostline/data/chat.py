@@ -116,7 +116,7 @@ def _by_mark(
         raise _refused(number, error, origin) from error
     ids: list[int] = encoded["input_ids"]
     mask: list[int] = list(encoded["assistant_masks"])
-    special = set(tokenizer.all_special_ids) - {opener, tokenizer.bos_token_id}
+    special = {token for token in tokenizer.all_special_ids if token not in (opener, tokenizer.bos_token_id)}
     runs = _runs(mask)
     if not runs and any(message.get("role") == "assistant" for message in messages):
         raise DataError(

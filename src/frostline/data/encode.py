@@ -102,38 +102,46 @@ def encode_classification(
     for first in range(0, len(texts), _CHUNK):
         part = texts[first : first + _CHUNK]
         part_pairs = None if pairs is None else pairs[first : first + _CHUNK]
-        encoded: Any = tokenizer(part, part_pairs, verbose=False)
-        if max_length is not None:
-            long = [i for i, ids in enumerate(encoded["input_ids"]) if len(ids) > max_length]
-            cut = _cut(tokenizer, part, part_pairs, long, max_length)
-        else:
-            long, cut = [], {}
-        num_truncated += len(long)
+        encoded: Any = tokenizer(
+            part, part_pairs, truncation=max_length is not None, max_length=max_length, verbose=False
+        )
         names: list[str] = list(encoded.keys())
+        full = _full_lengths(tokenizer, encoded, part, part_pairs, max_length)
         for i, ids in enumerate(encoded["input_ids"]):
-            lengths.append(len(ids))
-            example = cut[i] if i in cut else {name: encoded[name][i] for name in names}
+            num_truncated += full[i] > len(ids)
+            example: Example = {name: encoded[name][i] for name in names}
             if targets is not None:
                 example["labels"] = targets[first + i]
             examples.append(example)
+        lengths += full
     stats = EncodeStats(num_read=len(rows), num_truncated=num_truncated, lengths=tuple(lengths))
     return EncodedData(examples, stats, tuple(range(len(examples))))
 
 
-def _cut(
-    tokenizer: PreTrainedTokenizerBase, texts: list[str], pairs: list[str] | None, long: list[int], max_length: int
-) -> dict[int, Example]:
-    """The texts at `long` once more, cut by the tokenizer, which keeps its special tokens in place."""
-    if not long:
-        return {}
-    encoded: Any = tokenizer(
-        [texts[i] for i in long],
-        None if pairs is None else [pairs[i] for i in long],
-        truncation="longest_first",
-        max_length=max_length,
-        verbose=False,
-    )
-    return {i: {name: encoded[name][position] for name in encoded} for position, i in enumerate(long)}
+def _full_lengths(
+    tokenizer: PreTrainedTokenizerBase, encoded: Any, texts: list[str], pairs: list[str] | None, max_length: int | None
+) -> list[int]:
+    """Tokens before the cut, special ones included, without encoding everything a second time where that is avoidable.
+
+    A fast tokenizer keeps what it cut off; of a pair, or from another tokenizer, the examples that fill `max_length`
+    are encoded once more without a limit.
+    """
+    lengths = [len(ids) for ids in encoded["input_ids"]]
+    if max_length is None:
+        return lengths
+    if encoded.encodings is not None and pairs is None:
+        for i, encoding in enumerate(encoded.encodings):
+            if lengths[i] >= max_length:
+                rest = encoding.overflowing
+                num_special = sum(encoding.special_tokens_mask)
+                lengths[i] += sum(len(more) - num_special for more in rest)
+        return lengths
+    full = [i for i, length in enumerate(lengths) if length >= max_length]
+    if full:
+        again: Any = tokenizer([texts[i] for i in full], pairs and [pairs[i] for i in full], verbose=False)
+        for i, ids in zip(full, again["input_ids"], strict=True):
+            lengths[i] = len(ids)
+    return lengths
 
 
 def encode_causal_lm(

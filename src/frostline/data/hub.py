@@ -19,11 +19,12 @@ def load_hub(source: str, split: str | None, name: str | None, origin: Origin | 
         DataError: unknown or unreachable data set, configuration or split; several splits and none was chosen.
     """
     import datasets
+    from datasets.exceptions import DatasetsError
 
     load: Any = datasets.load_dataset
     try:
         loaded = load(source, name, split=split)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, DatasetsError) as error:
         text = str(error).strip().splitlines()
         raise DataError(
             f"the data set {source!r} cannot be loaded"

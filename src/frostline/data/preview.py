@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from frostline.data.chat import IGNORED
-from frostline.data.encode import EncodedData
+from frostline.data.encode import EncodedData, count_labels
 from frostline.data.labels import LabelMap
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def render_examples(
         if labels is not None and "labels" in example:
             head += f", label {_label(example['labels'], labels)}"
         elif "labels" in example:
-            trained = sum(label != IGNORED for label in example["labels"])
+            trained = count_labels(example)
             head += f", {trained:,} trained"
         page.append(head + "\n", style="bold")
         body = _plain(example, tokenizer) if labels is not None else _marked(example, tokenizer)

@@ -1,0 +1,148 @@
+"""Chat: which tokens are trained under templates of every kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from frostline.data.chat import IGNORED, Encoded, render_chat, render_chats
+from frostline.errors import DataError
+
+USER, ASSISTANT = "user", "assistant"
+
+
+def talk(*turns: str) -> list[dict[str, Any]]:
+    return [{"role": ASSISTANT if i % 2 else USER, "content": text} for i, text in enumerate(turns)]
+
+
+def trained(tokenizer: PreTrainedTokenizerFast, encoded: Encoded) -> list[str]:
+    assert all(label in (IGNORED, token) for token, label in zip(encoded.input_ids, encoded.labels, strict=True))
+    return [t for t, label in zip(words(tokenizer, encoded), encoded.labels, strict=True) if label != IGNORED]
+
+
+def words(tokenizer: PreTrainedTokenizerFast, encoded: Encoded) -> list[str]:
+    return tokenizer.convert_ids_to_tokens(encoded.input_ids)
+
+
+FOUR = talk("hi", "hello there", "how are you", "fine thanks")
+WHOLE = (
+    (
+        "<s> user \n hi </s> \n <s> assistant \n hello there </s> \n "
+        "<s> user \n how are you </s> \n <s> assistant \n fine thanks </s> \n"
+    )
+    .replace(" \n", " \n")
+    .split(" ")
+)
+MARKED = (
+    "{% for m in messages %}{{ '<s>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' %}"
+    "{% generation %}{{ m['content'] }}{% endgeneration %}{% else %}{{ m['content'] }}{% endif %}{{ '</s>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<s>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", ["plain", "marked"])
+def test_assistant_turns_with_the_token_that_ends_them(tokenizer: PreTrainedTokenizerFast, template: str) -> None:
+    if template == "marked":
+        tokenizer.chat_template = MARKED
+    encoded = render_chat(tokenizer, FOUR)
+    assert words(tokenizer, encoded) == WHOLE
+    assert trained(tokenizer, encoded) == ["hello", "there", "</s>", "fine", "thanks", "</s>"]
+    assert trained(tokenizer, render_chat(tokenizer, FOUR, "last")) == ["fine", "thanks", "</s>"]
+    assert trained(tokenizer, render_chat(tokenizer, FOUR, "all")) == WHOLE
+
+
+def test_a_mark_that_holds_the_end_itself_is_not_widened(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = MARKED.replace("{{ m['content'] }}{% endgen", "{{ m['content'] + '</s>' }}{% endgen")
+    encoded = render_chat(tokenizer, talk("hi", "hello"))
+    assert trained(tokenizer, encoded) == ["hello", "</s>"]
+
+
+def test_a_mark_without_an_end_token_does_not_take_the_next_turn(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = MARKED.replace("{{ '</s>\n' }}", "")
+    assert trained(tokenizer, render_chat(tokenizer, FOUR)) == ["hello", "there", "fine", "thanks"]
+
+
+def test_marks_that_mark_nothing(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = MARKED.replace("m['role'] == 'assistant'", "m['role'] == 'model'")
+    with pytest.raises(DataError, match="marks no assistant text in example 0"):
+        render_chat(tokenizer, FOUR)
+
+
+def test_turns_after_the_last_answer_are_not_trained(tokenizer: PreTrainedTokenizerFast) -> None:
+    encoded = render_chat(tokenizer, FOUR[:3])
+    assert trained(tokenizer, encoded) == ["hello", "there", "</s>"]
+    assert words(tokenizer, encoded)[-3:] == ["you", "</s>", "\n"]
+
+
+def test_no_assistant_turn_has_no_label(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert trained(tokenizer, render_chat(tokenizer, FOUR[:1])) == []
+
+
+def test_a_conversation_that_the_assistant_begins(tokenizer: PreTrainedTokenizerFast) -> None:
+    encoded = render_chat(tokenizer, [{"role": ASSISTANT, "content": "hi"}])
+    assert trained(tokenizer, encoded)[-2:] == ["hi", "</s>"]
+
+
+def test_system_is_added_only_where_there_is_none(tokenizer: PreTrainedTokenizerFast) -> None:
+    own = [{"role": "system", "content": "be"}, *talk("hi", "hello")]
+    ours, theirs = render_chats(tokenizer, [talk("hi", "hello"), own], system="be nice")
+    assert words(tokenizer, ours)[:6] == ["<s>", "system", "\n", "be", "nice", "</s>"]
+    assert words(tokenizer, theirs)[:5] == ["<s>", "system", "\n", "be", "</s>"]
+    assert trained(tokenizer, ours) == trained(tokenizer, theirs) == ["hello", "</s>"]
+
+
+def test_messages_of_the_caller_are_left_alone(tokenizer: PreTrainedTokenizerFast) -> None:
+    messages = talk("hi", "hello")
+    render_chat(tokenizer, messages, system="be nice")
+    assert messages == talk("hi", "hello")
+
+
+def test_a_header_that_only_generation_writes(tokenizer: PreTrainedTokenizerFast) -> None:
+    """A template that opens with a word when generating, which training conversations do not have."""
+    tokenizer.chat_template = tokenizer.chat_template.replace("'<s>assistant\n' }}", "'<s>assistant\nthink ' }}")
+    assert trained(tokenizer, render_chat(tokenizer, talk("hi", "hello there"))) == ["hello", "there", "</s>"]
+
+
+def test_a_template_without_a_header_for_generation(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['content'] + ('</s>' if loop.index0 % 2 else '<s>') }}{% endfor %}"
+    )
+    assert trained(tokenizer, render_chat(tokenizer, FOUR)) == ["hello", "there", "</s>", "fine", "thanks", "</s>"]
+
+
+REWRITES = (  # as templates that take the thinking out of earlier turns
+    "{% for m in messages %}{{ '<s>' + m['role'] + '\n' }}"
+    "{% if m['role'] == 'assistant' and loop.last %}{{ 'think ' }}{% endif %}{{ m['content'] + '</s>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<s>assistant\n' }}{% endif %}"
+)
+
+
+def test_a_template_that_rewrites_earlier_turns(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = REWRITES
+    with pytest.raises(DataError, match="before message 1 of example 0 differently when more follows") as error:
+        render_chat(tokenizer, FOUR)
+    assert "train_on: last" in str(error.value)
+    assert trained(tokenizer, render_chat(tokenizer, FOUR, "last")) == ["think", "fine", "thanks", "</s>"]
+
+
+def test_a_template_that_refuses(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(DataError, match="cannot render example 0: roles must alternate"):
+        render_chat(tokenizer, FOUR)
+
+
+def test_no_template(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = None
+    with pytest.raises(DataError, match="has no chat template") as error:
+        render_chat(tokenizer, FOUR)
+    assert "tokenizer.chat_template: FILE" in str(error.value)
+
+
+def test_many_conversations_keep_their_order(tokenizer: PreTrainedTokenizerFast) -> None:
+    many = [talk(["a", "b", "c"][i % 3], "fine " * (i % 5 + 1)) for i in range(600)]
+    encoded = list(render_chats(tokenizer, many))
+    assert len(encoded) == 600
+    assert encoded[599] == render_chat(tokenizer, many[599])
+    assert encoded[300] == render_chat(tokenizer, many[300])
