@@ -6,28 +6,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-WORDS = [
-    "system",
-    "user",
-    "assistant",
-    "be",
-    "nice",
-    "hi",
-    "hello",
-    "there",
-    "how",
-    "are",
-    "you",
-    "fine",
-    "thanks",
-    "bye",
-    "a",
-    "b",
-    "c",
-    "d",
-    "e",
-    "think",
-]
+WORDS = "system user assistant think be nice hi hello there how are you fine thanks bye a b c d e"
 CHATML = (
     "{% for m in messages %}{{ '<s>' + m['role'] + '\n' + m['content'] + '</s>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<s>assistant\n' }}{% endif %}"
@@ -38,7 +17,7 @@ CHATML = (
 def tokenizer() -> PreTrainedTokenizerFast:
     """Words, single line breaks and five special tokens; [CLS] and [SEP] around texts; ChatML-like template."""
     special = ["<pad>", "<unk>", "<s>", "</s>", "[CLS]", "[SEP]"]
-    vocabulary = {token: index for index, token in enumerate([*special, "\n", *WORDS])}
+    vocabulary = {token: index for index, token in enumerate([*special, "\n", *WORDS.split()])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split("\n", "isolated")]

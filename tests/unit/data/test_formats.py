@@ -35,12 +35,8 @@ def test_no_format_lists_the_columns() -> None:
 def test_classification_columns() -> None:
     rows = Rows({"text": ["a"], "text_pair": ["b"], "label": ["c"]})
     found = classification_columns(rows)
-    assert (found.text, found.text_pair, found.label, found.keys) == (
-        "text",
-        "text_pair",
-        "label",
-        ("text", "text_pair"),
-    )
+    assert (found.text, found.text_pair, found.label) == ("text", "text_pair", "label")
+    assert found.keys == ("text", "text_pair")
     rows = Rows({"body": ["a"], "class": ["c"]})
     found = classification_columns(rows, Columns(text="body", label="class"))
     assert (found.text, found.text_pair, found.label, found.keys) == ("body", None, "class", ("body",))

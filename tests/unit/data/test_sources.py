@@ -134,7 +134,7 @@ def test_split_and_name_where_they_mean_nothing(tmp_path: Path) -> None:
     path = str(write(tmp_path / "a.jsonl"))
     with pytest.raises(DataError, match="`split: train` was given for the single file"):
         load_source(path, split="train")
-    with pytest.raises(DataError, match="`name: en` was given for .* not a hub data set"):
+    with pytest.raises(DataError, match=r"`name: en` was given for .* not a hub data set"):
         load_source(path, name="en")
 
 
