@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from frostline.adapters import PEFT, LoRA, merge
-    from frostline.checkpoint import load_adapter, load_trained, save_adapter, save_trained
+    from frostline.sharing import load_adapter, load_trained, save_adapter, save_trained
     from frostline.errors import (
         AdapterError,
         CheckpointError,
@@ -36,10 +36,10 @@ _HOME = {
     "PEFT": "frostline.adapters",
     "LoRA": "frostline.adapters",
     "merge": "frostline.adapters",
-    "load_adapter": "frostline.checkpoint",
-    "load_trained": "frostline.checkpoint",
-    "save_adapter": "frostline.checkpoint",
-    "save_trained": "frostline.checkpoint",
+    "load_adapter": "frostline.sharing",
+    "load_trained": "frostline.sharing",
+    "save_adapter": "frostline.sharing",
+    "save_trained": "frostline.sharing",
     "AdapterError": "frostline.errors",
     "CheckpointError": "frostline.errors",
     "ConfigError": "frostline.errors",

@@ -23,11 +23,13 @@ from frostline.trainability import (
     TrainabilityPlan,
     attach_plan,
     built_flags,
+    detach_plan,
+    hold_in_eval,
     parse_freeze_config,
     reach_of,
     resolve_plan,
 )
-from frostline.tree import ModuleTree
+from frostline.tree import ModuleTree, canonical_named_parameters, set_trainable
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -86,6 +88,16 @@ def prepare(
     resolved.plan.apply(model)
     attach_plan(model, resolved.plan, resolved.flags)
     return model, resolved.plan
+
+
+def release(model: nn.Module) -> None:
+    """Undo `prepare` as far as flags and modes go: everything is as the model was built, and it has no plan."""
+    flags = built_flags(model) or {}
+    hold_in_eval(model, ())
+    for path, param in canonical_named_parameters(model):
+        if path in flags:
+            set_trainable(param, flags[path])
+    detach_plan(model)
 
 
 def _resolve(

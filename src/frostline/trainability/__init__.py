@@ -6,8 +6,8 @@ Knows nothing of how adapters compute: it sees their parameters as entries of th
 """
 
 from frostline.trainability.decision import Decision, Rule
-from frostline.trainability.mode import set_training_mode
-from frostline.trainability.plan import TrainabilityPlan, attach_plan, built_flags, plan_of
+from frostline.trainability.mode import hold_in_eval, set_training_mode
+from frostline.trainability.plan import TrainabilityPlan, attach_plan, built_flags, detach_plan, plan_of
 from frostline.trainability.prove import Prover
 from frostline.trainability.resolve import AdapterTargets, Reach, reach_of, resolve_plan
 from frostline.trainability.rules import FreezeRules, parse_freeze_config
@@ -22,6 +22,8 @@ __all__ = [
     "TrainabilityPlan",
     "attach_plan",
     "built_flags",
+    "detach_plan",
+    "hold_in_eval",
     "parse_freeze_config",
     "plan_of",
     "reach_of",

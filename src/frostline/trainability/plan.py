@@ -256,6 +256,11 @@ def attach_plan(model: nn.Module, plan: TrainabilityPlan, built_flags: Mapping[s
     )
 
 
+def detach_plan(model: nn.Module) -> None:
+    """Forget the plan of `model`, if it has one."""
+    unwrap(model).__dict__.pop(_ATTRIBUTE, None)
+
+
 def plan_of(model: nn.Module) -> TrainabilityPlan:
     """The plan that `prepare` attached to `model`.
 

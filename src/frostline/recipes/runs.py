@@ -1,0 +1,317 @@
+"""Plan and train: from a config file to a run folder. The order is that of DESIGN section 2.
+
+Read with `finished.py`, which opens what this leaves behind. The loop itself is `frostline.training.train`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from frostline.adapters import PEFT, parse_method
+from frostline.checkpoint import BaseIdentity, RunFolder, fingerprint_files, plan_layout
+from frostline.config.load import LoadedConfig, load_config
+from frostline.config.origin import Origins
+from frostline.config.yaml_file import dump_yaml
+from frostline.errors import CheckpointError, FrostlineError, PlanMismatchError, Problem
+from frostline.integrations.hf_models.load import LoadedModel
+from frostline.preparation import prepare, resolve
+from frostline.recipes.assembly import Assembly, assemble
+from frostline.selectors import selector_problems
+from frostline.trainability import TrainabilityPlan
+from frostline.training.batches import num_steps
+
+if TYPE_CHECKING:
+    import os
+
+    from rich.console import Console
+
+    from frostline.integrations.hf_models.build import MetaModel
+    from frostline.training import TrainResult
+
+Say = Callable[[str], None]
+CONFIG_FILE, PLAN_FILE = "config.yaml", "plan.json"
+# Keys that a resumed run may change: they decide what is written and shown, not what is computed.
+FREE_ON_RESUME = ("output_dir", "checkpoint", "tracking", "data.num_workers")
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A config, resolved as far as it goes without weights.
+
+    Attributes:
+        loaded: the config and where its values stand.
+        assembly: recipe, tokenizer, data, head.
+        meta: the model without weights.
+        plan: what trains.
+        facts: lines for the plan's screen that the model alone does not tell.
+    """
+
+    loaded: LoadedConfig
+    assembly: Assembly
+    meta: MetaModel
+    plan: TrainabilityPlan
+    facts: Mapping[str, str]
+
+    def render(self, *, width: int = 110) -> str:
+        """The first screen: table, sums, data, steps, notes."""
+        return self.plan.render(self.facts, width=width)
+
+
+def read_config(source: str | os.PathLike[str] | Mapping[str, Any], overrides: Iterable[str] = ()) -> LoadedConfig:
+    """The checked config; the grammar of its selectors is checked with everything else, all problems at once.
+
+    Raises:
+        ConfigError: with every problem and its line.
+    """
+    return load_config(source, overrides, checks=(check_selectors,))
+
+
+def check_selectors(data: dict[str, Any], origins: Origins) -> list[Problem]:
+    """Faults in the grammar of every selector that a config holds."""
+    places: list[tuple[Any, Origins]] = []
+    freeze = data.get("freeze_config")
+    if isinstance(freeze, dict):
+        places += [
+            (freeze[key], origins.below("freeze_config", key))
+            for key in ("freeze_modules", "unfreeze_modules")
+            if key in freeze
+        ]
+    peft = data.get("peft")
+    if isinstance(peft, dict):
+        places += [
+            (peft[key], origins.below("peft", key))
+            for key in ("target_modules", "exclude_modules")
+            if key in peft and peft[key] != "all-linear"
+        ]
+    optimizer = data.get("optimizer")
+    groups = optimizer.get("groups") if isinstance(optimizer, dict) else None
+    for index, group in enumerate(groups if isinstance(groups, list) else []):
+        if isinstance(group, dict) and "select" in group:
+            places.append((group["select"], origins.below("optimizer", "groups", index, "select")))
+    return [problem for value, at in places for problem in selector_problems(value, at)]
+
+
+def plan_run(loaded: LoadedConfig, *, say: Say = lambda line: None) -> PlannedRun:
+    """Resolve the plan on the meta device: reads data, tokenizer and the headers of the weight files, no weights.
+
+    Raises:
+        FrostlineError: anything wrong with model, data, selectors or adapters.
+    """
+    config = loaded.config
+    assembly = assemble(config, loaded.origins, say=say)
+    meta = assembly.build_meta_model()
+    plan = resolve(
+        meta.model,
+        freeze_config=loaded.data.get("freeze_config"),
+        peft=method_of(loaded),
+        new=meta.new,
+        origins=loaded.origins,
+    )
+    return PlannedRun(loaded, assembly, meta, plan, _facts(loaded, assembly, meta, plan))
+
+
+def method_of(loaded: LoadedConfig) -> PEFT | None:
+    """The PEFT method of the config, its initial values seeded by `training.seed`; None without a `peft` block."""
+    block = loaded.data.get("peft")
+    if block is None:
+        return None
+    return parse_method({**block, "seed": loaded.config.training.seed}, loaded.origins.below("peft"))
+
+
+def load_prepared(
+    loaded: LoadedConfig, assembly: Assembly, meta: MetaModel | None = None
+) -> tuple[LoadedModel, TrainabilityPlan, BaseIdentity]:
+    """The model with weights, adapters and flags; its plan; and which base it is.
+
+    Raises:
+        ModelError: the weights cannot be loaded as planned.
+    """
+    held = assembly.load_model(meta)
+    _, plan = prepare(
+        held.model,
+        freeze_config=loaded.data.get("freeze_config"),
+        peft=method_of(loaded),
+        new=held.new,
+        origins=loaded.origins,
+    )
+    model = loaded.config.model
+    base = BaseIdentity(
+        name_or_path=model.name_or_path,
+        revision=model.revision,
+        fingerprint=fingerprint_files(held.files),
+        dtype=str(held.dtype).removeprefix("torch."),
+    )
+    return held, plan, base
+
+
+def train_run(
+    planned: PlannedRun,
+    *,
+    mode: Literal["new", "resume", "overwrite"] = "new",
+    folder: Path | None = None,
+    allow_plan_change: bool = False,
+    console: Console | None = None,
+    say: Say = lambda line: None,
+) -> TrainResult:
+    """Train what was planned and leave everything in the run folder; with `resume` go on from its newest checkpoint.
+
+    Args:
+        folder: instead of the config's `output_dir`.
+        allow_plan_change: resume although the trainable set has changed.
+
+    Raises:
+        FrostlineError: see `frostline.training.train`; a start that fails before its first checkpoint leaves nothing.
+    """
+    # Deferred: the plan of a config must not wait for the imports of the loop.
+    from frostline.training import train
+
+    loaded, assembly = planned.loaded, planned.assembly
+    with RunFolder.open(folder or loaded.run_folder, mode) as run:
+        try:
+            resume_from = run.latest()
+            if resume_from is not None:
+                require_same_config(run, loaded)
+                say(f"resuming from {resume_from}")
+            elif mode == "resume":
+                say(f"nothing to resume in {run.path}: starting at step 0")
+            held, plan, base = load_prepared(loaded, assembly, planned.meta)
+            if plan.digest != planned.plan.digest:
+                raise PlanMismatchError(
+                    "the plan of the loaded model differs from the plan made before loading",
+                    where=assembly.location.where,
+                    possible="\n".join(planned.plan.diff(plan)[:8]),
+                    fix="report this model: its structure depends on its weights",
+                )
+            run.write_text(CONFIG_FILE, dump_yaml(loaded.data))
+            run.write_text(PLAN_FILE, plan.dumps())
+            assembly.tokenizer.save_pretrained(run.path / "tokenizer")
+            data = assembly.data
+            assert data is not None
+            return train(
+                model=held.model,
+                plan=plan,
+                task=assembly.build_task(),
+                train_examples=data.train.examples,
+                validation_examples=data.validation.examples if data.validation is not None else None,
+                config=loaded.config,
+                run=run,
+                base=base,
+                origins=loaded.origins,
+                extra_files=assembly.write_extras,
+                resume_from=resume_from,
+                allow_plan_change=allow_plan_change,
+                console=console,
+            )
+        except BaseException:
+            run.discard_if_empty()
+            raise
+
+
+def shorten(loaded: LoadedConfig) -> LoadedConfig:
+    """The config of a smoke run: two steps, few examples, everything else as it is."""
+    config = loaded.config
+    validation = min(config.evaluation.max_examples or 32, 32)
+    return replace(
+        loaded,
+        config=config.model_copy(
+            update={
+                "training": config.training.model_copy(update={"epochs": None, "max_steps": 2}),
+                "evaluation": config.evaluation.model_copy(
+                    update={"every": "epoch", "max_examples": validation, "early_stopping": None}
+                ),
+            }
+        ),
+    )
+
+
+def require_same_config(run: RunFolder, loaded: LoadedConfig) -> None:
+    """Refuse to resume with a config that would compute something else.
+
+    Raises:
+        CheckpointError: lists every changed key.
+    """
+    file = run.path / CONFIG_FILE
+    try:
+        before = read_config(file)
+    except FrostlineError as error:
+        raise CheckpointError(
+            f"{file} cannot be read, so that the run cannot be resumed",
+            where=file,
+            possible=error.problems[0].what,
+            fix="restore the file, or start again with --overwrite",
+        ) from None
+    old, new = before.config.model_dump(mode="json"), loaded.config.model_dump(mode="json")
+    changes = [change for change in _changes(old, new) if not change[0].startswith(FREE_ON_RESUME)]
+    if changes:
+        raise CheckpointError(
+            f"the config differs from that of the run in {run.path}: {', '.join(key for key, _, _ in changes)}",
+            where="\n".join(str(loaded.origins.at(*key.split("."))) for key, _, _ in changes[:5]),
+            possible="\n".join(f"{key}: {was!r} in the run, {now!r} now" for key, was, now in changes[:8])
+            + f"\nfree to change: {', '.join(FREE_ON_RESUME)}",
+            fix="restore the values, or train into another output_dir",
+        )
+
+
+def _changes(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = dict.fromkeys([*old, *new])
+        return [
+            change
+            for key in keys
+            for change in _changes(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+        ]
+    return [] if old == new else [(prefix, old, new)]
+
+
+def _facts(loaded: LoadedConfig, assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan) -> dict[str, str]:
+    config, data = loaded.config, assembly.data
+    assert data is not None
+    training = config.training
+    steps = num_steps(len(data.train), training.batch_size, epochs=training.epochs, max_steps=training.max_steps)
+    length = (
+        f"{training.max_steps} (max_steps)"
+        if training.max_steps
+        else f"{len(data.train):,} / {training.batch_size} x {training.epochs or 1:g} epochs"
+    )
+    facts = {
+        "optimizer": _OPTIMIZERS.get(config.optimizer.name, config.optimizer.name),
+        "data": data.summary,
+        "steps": f"{steps:,} = {length}, lr {config.learning_rate:g} {config.schedule.name}; {_backward(plan)}",
+        "loads in": _loads_in(assembly, meta, plan, loaded),
+    }
+    notes = [*meta.notes, *data.notes]
+    facts.update({f"note {index}" if index else "note": note for index, note in enumerate(notes)})
+    return facts
+
+
+_OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "adagrad": "Adagrad", "rmsprop": "RMSprop"}
+
+
+def _backward(plan: TrainabilityPlan) -> str:
+    """Where backward stops: in definition order, which for layer stacks is the order of the forward pass."""
+    first = plan.trainable[0].rpartition(".")[0]
+    parts = first.split(".")
+    for index, part in enumerate(parts):
+        if part.isdecimal():
+            return f"backward reaches {'.'.join(parts[: index + 1])}"
+    return f"backward reaches {first or 'the root'}"
+
+
+def _loads_in(assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan, loaded: LoadedConfig) -> str:
+    if not plan.peft:
+        return "transformers after `frostline export --to merged`; peft no (no adapter)"
+    prepare(
+        meta.model,
+        freeze_config=loaded.data.get("freeze_config"),
+        peft=method_of(loaded),
+        new=meta.new,
+        origins=loaded.origins,
+    )
+    layout = plan_layout(meta.model, plan, task_type=assembly.task_type)
+    in_full = [path for path in plan.trainable if plan.decisions[path].kind != "adapter"]
+    peft = f"peft without {len(layout.inexpressible)} tensors" if layout.inexpressible else "peft"
+    vllm = "vLLM no (modules trained in full)" if in_full else "vLLM"
+    return f"{peft}, transformers after merge; {vllm}"

@@ -1,0 +1,236 @@
+"""`save_adapter`, `load_adapter`, `save_trained`, `load_trained`: the trained part of a model, as a folder to share.
+
+For use without a run folder. Where adapters, plans and files meet; the formats live in `frostline.checkpoint`.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from frostline.adapters import LoRA, adapters_of, remove_adapters
+from frostline.adapters.base import DEFAULT_NAME
+from frostline.checkpoint import (
+    AdapterFile,
+    BaseIdentity,
+    fingerprint_files,
+    load_adapter_tensors,
+    read_adapter,
+    write_adapter,
+)
+from frostline.checkpoint import load_trained as load_trained_tensors
+from frostline.checkpoint import save_trained as write_trained
+from frostline.checkpoint.atomic import disk_errors, publish_directory
+from frostline.errors import AdapterError, CheckpointError, FrostlineError
+from frostline.preparation import prepare, release
+from frostline.trainability import TrainabilityPlan, plan_of
+from frostline.tree import canonical_named_parameters, set_trainable, unwrap
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+def save_adapter(
+    model: nn.Module,
+    directory: str | Path,
+    *,
+    adapter: str | None = None,
+    task_type: str | None = None,
+    base: BaseIdentity | None = None,
+) -> Path:
+    """Write the whole trained part of `model` into `directory` in the layout of Hugging Face peft.
+
+    Args:
+        model: from `prepare`; wrappers such as DDP or compile do not matter.
+        directory: must not exist, or hold an earlier adapter, which is replaced in one step.
+        adapter: name of the adapter, needed where the model has several.
+        task_type: peft's task type, such as `SEQ_CLS` or `CAUSAL_LM`.
+        base: identity of the base; by default read from the folder that the model was loaded from, if it tells one.
+
+    Raises:
+        CheckpointError: no adapter, a value that is not finite, a foreign folder in the way, the disk is full.
+        AdapterError: something trained that peft's layout cannot hold.
+    """
+    plan = plan_of(model)
+
+    def write(folder: Path) -> None:
+        layout = write_adapter(
+            model, plan, folder, base or identity_of(model), adapter=adapter, task_type=task_type
+        )
+        if layout.inexpressible:
+            path, reason = next(iter(layout.inexpressible.items()))
+            raise AdapterError(
+                f"{len(layout.inexpressible)} trained tensors have no place in peft's layout, {path} among them",
+                where=directory,
+                possible=reason,
+                fix="freeze them, or save the run as a checkpoint, which keeps them beside the adapter",
+            )
+
+    return _publish(Path(directory), write, mark="adapter_config.json")
+
+
+def load_adapter(
+    model: ModelT,
+    directory: str | Path,
+    *,
+    trainable: bool = False,
+    adapter: str = DEFAULT_NAME,
+    base: BaseIdentity | None = None,
+) -> tuple[ModelT, TrainabilityPlan]:
+    """Put the trained part in `directory` (written by Frostline or by peft) into `model`. Mutates and returns it.
+
+    A bare model gets the adapters injected exactly where the file has them. Nothing is changed if the file does not
+    fit: every tensor of it must find its place, and every adapter its tensor.
+
+    Args:
+        model: the base, or a model prepared with the same adapter.
+        trainable: False: for inference, nothing trains afterwards (call `plan.apply(model)` to go on training).
+        adapter: name that the adapter gets in the model.
+        base: identity of the base in `model`; by default read from the folder that the model was loaded from.
+
+    Returns:
+        The model and the plan with which the adapter trains.
+
+    Raises:
+        CheckpointError: missing, damaged or pickled files; another base; tensors that are missing, unexpected, of
+            another shape or not finite.
+        AdapterError, SelectorError: the model has no such modules.
+    """
+    file = read_adapter(directory)
+    given = base or identity_of(model)
+    if file.base is not None and given is not None:
+        file.base.check_same(given, where=Path(directory))
+    if adapters_of(model):
+        plan = plan_of(model)
+        load_adapter_tensors(model, plan, file, adapter=adapter if adapter in adapters_of(model) else None)
+    else:
+        _require_places(model, file)
+        _, plan = prepare(
+            model,
+            peft=_method_of(file),
+            freeze_config={"unfreeze_modules": [{"param": glob.escape(path)} for path in _thawed(model, file)]},
+            adapter=adapter,
+        )
+        try:
+            load_adapter_tensors(model, plan, file, adapter=adapter)
+        except FrostlineError:
+            remove_adapters(model)
+            release(model)
+            raise
+    if trainable:
+        plan.apply(model)
+    else:
+        for _, param in canonical_named_parameters(model):
+            set_trainable(param, False)
+    return model, plan
+
+
+def save_trained(model: nn.Module, directory: str | Path, *, base: BaseIdentity | None = None) -> Path:
+    """Write what the plan of `model` has trained, and nothing else, into `directory` (names as in its state dict).
+
+    For models without adapters; with adapters use `save_adapter`. Raises as `save_adapter`.
+    """
+    plan = plan_of(model)
+    return _publish(
+        Path(directory),
+        lambda folder: _ignore(write_trained(model, plan, folder, base or identity_of(model))),
+        mark="trained.json",
+    )
+
+
+def load_trained(model: ModelT, directory: str | Path, *, base: BaseIdentity | None = None) -> ModelT:
+    """Put the trained part in `directory` into `model`, all or none. Mutates and returns it; no flag changes.
+
+    A model with a plan must be one that trains exactly these tensors.
+
+    Raises:
+        CheckpointError: as `load_adapter`.
+    """
+    try:
+        plan = plan_of(model)
+    except RuntimeError:
+        plan = None
+    load_trained_tensors(model, directory, plan=plan, base=base or identity_of(model))
+    return model
+
+
+def identity_of(model: nn.Module) -> BaseIdentity | None:
+    """Identity of the base that `model` was loaded from, where it names a folder with safetensors; else None."""
+    name = getattr(unwrap(model), "name_or_path", None)
+    if not isinstance(name, str) or not name:
+        return None
+    files = sorted(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return BaseIdentity(name, fingerprint=fingerprint_files(files) if files else None, dtype=dtype)
+
+
+def _method_of(file: AdapterFile) -> LoRA:
+    config = file.config
+    unsupported = {key: config.get(key) for key in ("use_dora", "rank_pattern", "alpha_pattern") if config.get(key)}
+    if unsupported or config.get("bias", "none") != "none":
+        raise AdapterError(
+            f"the adapter uses what is not supported yet: {unsupported or {'bias': config['bias']}}",
+            where=file.directory / "adapter_config.json",
+            possible="plain LoRA on linears, with modules_to_save",
+            fix="load it with peft",
+        )
+    dtypes = {str(value.dtype).removeprefix("torch.") for key, value in file.tensors.items() if ".lora_A" in key}
+    return LoRA(
+        rank=config["r"],
+        alpha=config["lora_alpha"],
+        dropout=config.get("lora_dropout", 0.0),
+        use_rslora=bool(config.get("use_rslora", False)),
+        target_modules=[{"path": path} for path in file.targets],
+        dtype=dtypes.pop() if len(dtypes) == 1 else "auto",
+    )
+
+
+def _require_places(model: nn.Module, file: AdapterFile) -> None:
+    """A clear word for a file of another model, before its targets are looked for one by one."""
+    modules = {path.rpartition(".")[0] for path, _ in canonical_named_parameters(model)}
+    found = [path for path in file.targets if path in modules]
+    if file.targets and not found:
+        raise CheckpointError(
+            f"none of the {len(file.targets)} modules that the adapter is for is in this model",
+            where=file.directory,
+            possible=f"the adapter is for {', '.join(file.targets[:3])}; the model has {', '.join(sorted(modules)[:3])}",
+            fix="load the base that the adapter was trained on, with the same model class",
+        )
+
+
+def _thawed(model: nn.Module, file: AdapterFile) -> list[str]:
+    names = {path for path, _ in canonical_named_parameters(model)}
+    return [path for path in file.trained_in_full if path in names]
+
+
+def _publish(directory: Path, write: Callable[[Path], Any], *, mark: str) -> Path:
+    if directory.exists() and any(directory.iterdir() if directory.is_dir() else [directory]):
+        if not (directory / mark).is_file():
+            raise CheckpointError(
+                f"{directory} exists and holds something else",
+                where=directory,
+                possible=f"a folder that is not there, is empty, or holds an earlier {mark}",
+                fix="choose another folder",
+            )
+    aside = directory.with_name(f".tmp-{directory.name}-{os.getpid()}")
+    with disk_errors(directory):
+        try:
+            aside.mkdir(parents=True)
+            write(aside)
+            publish_directory(aside, directory)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+    return directory
+
+
+def _ignore(_: object) -> None:
+    return None
+
+
+__all__ = ["identity_of", "load_adapter", "load_trained", "save_adapter", "save_trained"]
