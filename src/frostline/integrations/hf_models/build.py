@@ -1,8 +1,8 @@
 """Builds the tree of a Hugging Face model on the meta device: real names, shapes and classes, no weights.
 
-What is new in it (not in the base files) is found by handing transformers' own loader the *headers* of the files as meta
-tensors: prefixes, renamed keys, fused experts and ties are then treated exactly as in the real load. Knows nothing of
-freezing, adapters or data.
+What is new in it (not in the base files) is found by handing transformers' own loader the *headers* of the files as
+meta tensors: prefixes, renamed keys, fused experts and ties are then treated exactly as in the real load. Knows nothing
+of freezing, adapters or data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _AUTO_CLASSES: dict[str, str] = {
     "sequence_classification": "AutoModelForSequenceClassification",
     "causal_lm": "AutoModelForCausalLM",
 }
-_PROBLEM_TYPES: dict[str, str] = {
+_PROBLEM_TYPES: dict[str, Any] = {
     "single_label": "single_label_classification",
     "multi_label": "multi_label_classification",
     "regression": "regression",
@@ -74,7 +74,7 @@ class MetaModel:
     Attributes:
         model: on the meta device.
         new: paths of the parameters that the base files do not hold.
-        resized: those of `new` that the files do hold, in the shape of another head: path -> (shape in the files, ours).
+        resized: those of `new` that the files hold in the shape of another head: path -> (their shape, ours).
         unused: tensors of the files that the model has no place for.
         dtype: of the loaded parameters.
     """
@@ -129,7 +129,7 @@ def _config_error(folder: ModelLocation, error: Exception) -> ModelError:
             fix="read that code, then set model.trust_remote_code: true",
         )
     return ModelError(
-        f"config.json of model {folder.name!r} cannot be used: {text.splitlines()[0] if text else type(error).__name__}",
+        f"config.json of model {folder.name!r} cannot be used: {_first_line(error)}",
         where=folder.where,
         possible="architectures of the installed transformers",
         fix="check the file, or upgrade transformers if the model is newer than it",
@@ -212,24 +212,28 @@ def from_pretrained(
             raise _load_error(folder, head, error) from error
 
 
+def _first_line(error: Exception) -> str:
+    """What an exception of a library says, without its advice for programmers."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def _load_error(folder: ModelLocation, head: Head, error: Exception) -> ModelError:
     text = str(error)
     if "Unrecognized configuration class" in text:
         return ModelError(
-            f"transformers has no {head.kind} form of model {folder.name!r} ({text.split('class')[1].split(' ')[1]})"
-            if text.count("class") else f"transformers has no {head.kind} form of model {folder.name!r}",
+            f"transformers has no {head.kind} form of model {folder.name!r}",
             where=folder.where,
             fix="choose a model whose architecture has one, or another recipe",
         )
     if "flash_attn" in text or "FlashAttention" in text:
         return ModelError(
-            "attn_implementation flash_attention_2 cannot be used here: " + text.splitlines()[0],
+            "attn_implementation flash_attention_2 cannot be used here: " + _first_line(error),
             where="model.attn_implementation",
             possible="eager, sdpa",
             fix="set model.attn_implementation: sdpa, or install flash-attn on a CUDA machine",
         )
     return ModelError(
-        f"model {folder.name!r} cannot be loaded: {text.splitlines()[0] if text else type(error).__name__}",
+        f"model {folder.name!r} cannot be loaded: {_first_line(error)}",
         where=folder.where,
         fix=f"check the files in {folder.path}",
     )
@@ -254,7 +258,7 @@ def describe(
         path, theirs, ours = entry[0], tuple(entry[-2]), tuple(entry[-1])
         if not (head.label_names and ours and ours[0] == len(head.label_names) and theirs[1:] == ours[1:]):
             raise ModelError(
-                f"{path} has shape {list(theirs)} in the files of model {location.name!r} and {list(ours)} in the model",
+                f"{path} has shape {list(theirs)} in the files of {location.name!r} and {list(ours)} in the model",
                 where=location.where,
                 fix="config.json and the weights do not belong together: get both from the same place",
             )
@@ -264,7 +268,8 @@ def describe(
         raise ModelError(
             f"none of the {len(headers)} tensors in the files of model {location.name!r} has a place in the model",
             where=location.where,
-            possible=f"in the files: {', '.join(sorted(headers)[:3])}; in the model: {', '.join(sorted(parameters)[:3])}",
+            possible=f"in the files: {', '.join(sorted(headers)[:3])}\n"
+            f"in the model: {', '.join(sorted(parameters)[:3])}",
             fix="config.json and the weights do not belong together, or the files hold an adapter: name its base",
         )
     return MetaModel(model, new, resized, tuple(sorted(info["unexpected_keys"])), dtype)
@@ -282,7 +287,15 @@ def model_window(config: PretrainedConfig) -> int | None:
     return None
 
 
-_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm", "longformer", "mpnet")
+_OFFSET_POSITIONS = (
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "xlm-roberta-xl",
+    "roberta-prelayernorm",
+    "longformer",
+    "mpnet",
+)
 
 
 def source_files(location: ModelLocation, folder: ModelLocation) -> list[Path]:

@@ -1,12 +1,12 @@
 """Makes importing Hugging Face modelling code quick and quiet, without changing what it does.
 
-Must not know of models, configs or recipes. What was measured with `python -X importtime` (transformers 5.24, torch 2.13):
-importing `transformers.models.bert.modeling_bert` costs 1.8-2.1 s of which the model file itself is 0.03 s. The rest is
-`torch._dynamo` (0.9 s with sympy; imported by decorators in transformers' masking, kernel and cache files),
-`torch.distributed.tensor`/`fsdp`/`checkpoint` (0.4 s; its sharding code) and `scipy.optimize` (0.37 s; one function of the
-object-detection losses, which no text model calls). The first two run at import time and cannot be deferred without
-changing meaning; scipy can, and pausing the cyclic garbage collector saves another 0.4 s of the same import, because
-it would walk hundreds of thousands of live objects again and again and find nothing to free.
+Must not know of models, configs or recipes. Measured with `python -X importtime` (transformers 5.24, torch 2.13):
+importing `transformers.models.bert.modeling_bert` costs 1.8-2.1 s, of which the model file itself is 0.03 s. The rest
+is `torch._dynamo` (0.9 s with sympy; imported by decorators in transformers' masking, kernel and cache files),
+`torch.distributed.tensor`, `fsdp` and `checkpoint` (0.4 s; its sharding code) and `scipy.optimize` (0.37 s; one
+function of the object-detection losses, which no text model calls). The first two run at import time and cannot be
+deferred without changing meaning; scipy can. Pausing the cyclic garbage collector saves another 0.4 s of the same
+import: it would walk hundreds of thousands of live objects again and again and find nothing to free.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _real_scipy(stand_in: ModuleType) -> ModuleType:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silences transformers' load report and progress bars inside: Frostline checks and reports the same facts itself."""
+    """Silences transformers' load report and progress bars inside: Frostline reports the same facts itself."""
     from transformers.utils import logging as hf_logging
 
     verbosity = hf_logging.get_verbosity()

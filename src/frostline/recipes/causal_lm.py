@@ -1,0 +1,133 @@
+"""Recipe: a language model learns to continue: conversations, prompt and completion, or plain text.
+
+Composes sources, chat template and encoding; the loss is in `causal_lm_task`, text generation in `generation`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from frostline.config.origin import Origins
+from frostline.data import Rows, detect_format, key_columns
+from frostline.data.encode import EncodedData, encode_causal_lm
+from frostline.data.formats import Format
+from frostline.data.labels import LabelMap
+from frostline.errors import DataError
+from frostline.integrations.hf_models.build import Head
+from frostline.training.task import Task
+
+from .causal_lm_task import CausalLMTask
+from .parts import read_parts
+from .recipe import PreparedData, Recipe, pad_token_id, resolve_max_length
+from .registry import register
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+    from frostline.config.models.config import Config
+
+
+@register("causal_lm")
+class CausalLM(Recipe):
+    """Supervised fine-tuning of a causal language model."""
+
+    task_type = "CAUSAL_LM"
+
+    def prepare_data(
+        self,
+        config: Config,
+        origins: Origins,
+        tokenizer: PreTrainedTokenizerBase,
+        model_config: PretrainedConfig,
+        labels: LabelMap | None = None,
+    ) -> PreparedData:
+        """See `Recipe.prepare_data`; `labels` has no meaning here."""
+        max_length = resolve_max_length(config, origins, tokenizer, model_config)
+        at = origins.below("data").at
+
+        def keys(rows: Rows, part: str) -> list[str]:
+            return key_columns(rows, _format(rows, config, origins, part), config.data.columns, at(part))
+
+        def encode(rows: Rows, part: str) -> EncodedData:
+            return encode_causal_lm(
+                rows,
+                tokenizer,
+                _format(rows, config, origins, part),
+                columns=config.data.columns,
+                system=config.data.system,
+                train_on=config.data.train_on,
+                max_length=max_length,
+                origin=at(part),
+            )
+
+        parts = read_parts(config, origins, keys)
+        train = encode(parts.train, "train")
+        if not train.examples:
+            raise DataError(
+                f"none of the {len(parts.train):,} training examples keeps a token to train",
+                where=at("train"),
+                possible=f"longest example: {max_length} tokens" if max_length else None,
+                fix="raise data.max_length, or check that the conversations have assistant turns (data.train_on)",
+            )
+        return PreparedData(
+            train=train,
+            validation=None if parts.validation is None else encode(parts.validation, "validation"),
+            test=None if parts.test is None else encode(parts.test, "test"),
+            max_length=max_length,
+            num_read=parts.num_read,
+            num_duplicates=parts.num_duplicates,
+            notes=parts.notes,
+        )
+
+    def head(self, labels: LabelMap | None, tokenizer: PreTrainedTokenizerBase) -> Head:
+        """The model's own output over the vocabulary."""
+        return Head("causal_lm")
+
+    def build_task(
+        self,
+        config: Config,
+        tokenizer: PreTrainedTokenizerBase,
+        labels: LabelMap | None = None,
+        label_weights: tuple[float, ...] | None = None,
+    ) -> Task:
+        """See `Recipe.build_task`."""
+        return CausalLMTask(pad_token_id(tokenizer), config.training.label_smoothing)
+
+    def predict(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        rows: Rows,
+        config: Config,
+        *,
+        model_config: PretrainedConfig,
+        labels: LabelMap | None = None,
+        **options: Any,
+    ) -> list[dict[str, Any]]:
+        """Adds `generated` to rows that have `messages`, `prompt` or `text`.
+
+        Args:
+            options: `max_new_tokens` (default 128), `batch_size` (default 8).
+        """
+        from .generation import generate, prompts_of
+
+        max_length = resolve_max_length(config, Origins(), tokenizer, model_config)
+        prompts = prompts_of(rows, tokenizer, config.data.columns, config.data.system)
+        texts = generate(
+            model,
+            tokenizer,
+            prompts,
+            max_new_tokens=int(options.get("max_new_tokens", 128)),
+            batch_size=int(options.get("batch_size", 8)),
+            max_length=max_length,
+        )
+        return [{**row, "generated": text} for row, text in zip(rows, texts, strict=True)]
+
+
+def _format(rows: Rows, config: Config, origins: Origins, part: str) -> Format:
+    asked = config.data.format
+    if asked != "auto":
+        return asked
+    return detect_format(rows.column_names, config.data.columns, origins.at("data", part), rows.source)
