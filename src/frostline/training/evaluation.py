@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from frostline.trainability import TrainabilityPlan, set_training_mode
+from frostline.trainability import Prover, TrainabilityPlan, set_training_mode
 from frostline.training.seeding import preserved_rng
 from frostline.training.task import Autocast, Task
 
@@ -25,14 +25,26 @@ def evaluate(
     batch_size: int,
     device: torch.device,
     autocast: Autocast,
+    prover: Prover | None = None,
 ) -> dict[str, Any]:
-    """The task's metrics on `examples`: `loss` and others as floats, anything larger under `report`."""
+    """The task's metrics on `examples`: `loss` and others as floats, anything larger under `report`.
+
+    With a `prover` the first evaluation must run every adapter.
+
+    Raises:
+        TrainingError: an adapter was bypassed.
+    """
     was_training = model.training
     model.eval()
     try:
         # inference_mode would forbid what an adapter may cache for training; no_grad costs the same here.
         with preserved_rng(device), torch.no_grad():
-            return task.evaluate(model, examples, batch_size=batch_size, device=device, autocast=autocast)
+            if prover is not None:
+                prover.evaluation_begin()
+            metrics = task.evaluate(model, examples, batch_size=batch_size, device=device, autocast=autocast)
+            if prover is not None:
+                prover.evaluation_end()
+            return metrics
     finally:
         if was_training:
             set_training_mode(model, plan)

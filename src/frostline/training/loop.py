@@ -83,16 +83,9 @@ def train(
     seed_everything(settings.seed, deterministic=settings.deterministic)
     device = resolve_device(config.device, origins.at("device"))
     model.to(device)
-    convert_trained(
-        model,
-        plan,
-        param_dtype=settings.param_dtype,
-        precision=settings.precision,
-        origin=origins.at("training", "param_dtype"),
-    )
+    convert_trained(model, plan, settings, origins)
     if settings.gradient_checkpointing == "all":
         enable_gradient_checkpointing(model, origins.at("training", "gradient_checkpointing"))
-    autocast = autocast_for(settings.precision, device)
     batches = GlobalBatches(
         train_examples,
         task,
@@ -104,16 +97,21 @@ def train(
     total_steps = num_steps(
         len(train_examples), settings.batch_size, epochs=settings.epochs, max_steps=settings.max_steps
     )
-    schedule = build_schedule(
-        config.schedule.name,
-        config.schedule.warmup,
-        config.schedule.min_lr,
-        total_steps=total_steps,
-        origins=origins,
-    )
+    schedule = build_schedule(config.schedule, total_steps=total_steps, origins=origins)
     optimizer = build_optimizer(model, plan, config.optimizer, lr=config.learning_rate, origins=origins)
     watch = build_watch(config, task) if validation_examples else None
     state = TrainState(batches.steps_per_epoch, len(train_examples), settings.batch_size, watch)
+    if resume_from is not None:
+        loaded = load_checkpoint(
+            resume_from, model=model, plan=plan, optimizer=optimizer, base=base, allow_plan_change=allow_plan_change
+        )
+        state.restore(loaded.progress, resume_from)
+    plan.verify(model, optimizer)
+
+    # ---- What the run does besides stepping, with all that does not change bound once.
+    prover = Prover(model, plan) if settings.prove else None
+    autocast = autocast_for(settings.precision, device)
+    due = partial(is_due, steps_per_epoch=batches.steps_per_epoch, total_steps=total_steps)
     validate = partial(
         evaluate,
         model,
@@ -122,6 +120,7 @@ def train(
         batch_size=config.evaluation.batch_size or batches.micro_batch_size,
         device=device,
         autocast=autocast,
+        prover=prover,
     )
     save = partial(
         save_checkpoint,
@@ -135,31 +134,22 @@ def train(
         extra_files=extra_files,
         keep=config.checkpoint.keep,
     )
-    due = partial(is_due, steps_per_epoch=batches.steps_per_epoch, total_steps=total_steps)
-    if resume_from is not None:
-        loaded = load_checkpoint(
-            resume_from, model=model, plan=plan, optimizer=optimizer, base=base, allow_plan_change=allow_plan_change
-        )
-        state.restore(loaded.progress, resume_from)
     truncate_to(run.path / METRICS_FILE, state.done)
-    plan.verify(model, optimizer)
-    prover = Prover(model, plan) if settings.prove else None
-    view = open_progress(console or Console(stderr=True), done=state.done, total_steps=total_steps, unit=task.unit)
     trackers = open_trackers(
         config.tracking, run.path, config.model_dump(mode="json"), done=state.done, origins=origins
     )
-    report: Any = None
+    view = open_progress(console or Console(stderr=True), done=state.done, total_steps=total_steps, unit=task.unit)
 
     # ---- The run.
+    report: Any = None
     set_training_mode(model, plan)
     with Reporter(view, run.path / METRICS_FILE, trackers, task.unit) as reporter:
         while state.done < total_steps and not state.stopped_early:
-            started = time.perf_counter()
-            step = state.done
+            started, step = time.perf_counter(), state.done
             lr = schedule.set_learning_rates(optimizer, step)
             batch = batches.at(step)
             loss = accumulate_gradients(model, task, batch, autocast)
-            norm = None if settings.max_grad_norm is None else gradient_norm(optimizer)
+            norm = gradient_norm(optimizer)
             if step + 1 < total_steps:
                 batches.prepare(step + 1)  # host work, while the device still computes this step
             loss_value, norm_value = require_finite(
@@ -167,36 +157,29 @@ def train(
             )
             if prover is not None and prover.watching:
                 prover.before_step(step, lr)
-            if norm is not None and settings.max_grad_norm is not None:
+            if settings.max_grad_norm is not None:
                 clip_gradients(optimizer, settings.max_grad_norm, norm)
             optimizer.step()
             if prover is not None and prover.watching:
                 prover.after_step()
             optimizer.zero_grad(set_to_none=True)
-
-            state.done += 1
             seconds = time.perf_counter() - started
-            state.seconds += seconds
+            state.done, state.seconds = step + 1, state.seconds + seconds
             reporter.step(StepReport(state.done, state.epoch, loss_value, lr, norm_value, batch.num_units, seconds))
 
             is_best = False
             if watch is not None and validation_examples and due(config.evaluation.every, state.done):
                 started = time.perf_counter()
-                if prover is not None:
-                    prover.evaluation_begin()
                 metrics = validate(validation_examples)
-                if prover is not None:
-                    prover.evaluation_end()
                 state.metrics, report = scalars(metrics), metrics.get("report")
                 is_best = watch.update(state.done, metrics, origins.at("evaluation", "best", "metric"))
                 state.stopped_early = watch.should_stop
                 seconds = time.perf_counter() - started
                 reporter.evaluation(state.done, state.epoch, state.metrics, is_best=is_best, seconds=seconds)
+                if state.stopped_early:
+                    reporter.line(f"stopped early at step {state.done}: {watch.describe()}")
             if is_best or state.stopped_early or due(config.checkpoint.every, state.done):
                 save(progress=state.progress(), is_best=is_best)
-        if state.stopped_early:
-            assert watch is not None
-            reporter.line(f"stopped early at step {state.done}: {watch.describe()}")
 
     return TrainResult(
         steps=state.done,

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from frostline.config.origin import Origin
+from frostline.config.models import TrainingConfig
+from frostline.config.origin import Origin, Origins
 from frostline.errors import ConfigError
 from frostline.trainability import TrainabilityPlan
 from frostline.training.task import Autocast
@@ -33,9 +34,9 @@ def autocast_for(precision: str, device: torch.device) -> Autocast:
 
 
 def convert_trained(
-    model: nn.Module, plan: TrainabilityPlan, *, param_dtype: str, precision: str, origin: Origin | None = None
+    model: nn.Module, plan: TrainabilityPlan, config: TrainingConfig, origins: Origins | None = None
 ) -> None:
-    """Gives the trained floating-point parameters of `model` their dtype, in place; frozen ones are not touched.
+    """Gives the trained floating-point parameters of `model` their `param_dtype`, in place; frozen ones stay.
 
     `auto`: float32 for half-precision parameters under bf16 autocast (small updates would be rounded away in
     bfloat16), otherwise the dtype they have. Parameter identity is kept; call it before the optimizer is built.
@@ -45,22 +46,22 @@ def convert_trained(
     """
     params = dict(canonical_named_parameters(model))
     trained = {path: params[path] for path in plan.trainable}
-    if param_dtype == "auto":
-        if precision == "bf16":
+    if config.param_dtype == "auto":
+        if config.precision == "bf16":
             for param in trained.values():
                 if param.dtype in HALVES:
                     param.data = param.data.to(torch.float32)
         return
-    dtype = DTYPES[param_dtype]
-    if precision == "fp32":
-        _refuse_mixed_forward(plan, params, dtype, origin)
+    dtype = DTYPES[config.param_dtype]
+    if config.precision == "fp32":
+        _refuse_mixed_forward(plan, params, dtype, (origins or Origins()).at("training", "param_dtype"))
     for param in trained.values():
         if param.is_floating_point() and param.dtype != dtype:
             param.data = param.data.to(dtype)
 
 
 def _refuse_mixed_forward(
-    plan: TrainabilityPlan, params: dict[str, nn.Parameter], dtype: torch.dtype, origin: Origin | None
+    plan: TrainabilityPlan, params: dict[str, nn.Parameter], dtype: torch.dtype, origin: Origin
 ) -> None:
     # Adapters cast their input themselves; base and new parameters meet frozen ones in plain torch operations.
     converted = [path for path in plan.trainable if plan.decisions[path].kind != "adapter"]
@@ -70,7 +71,7 @@ def _refuse_mixed_forward(
         frozen = ", ".join(sorted(str(other).removeprefix("torch.") for other in others))
         raise ConfigError(
             f"param_dtype {name} would put trained {name} parameters beside frozen {frozen} ones in one forward",
-            where=origin or Origin("training.param_dtype"),
+            where=origin,
             possible="`training.precision: bf16`, whose autocast bridges dtypes, or `model.dtype` equal to it",
             fix=f"set `training.precision: bf16` or `model.dtype: {name}`, or leave out `training.param_dtype`",
         )

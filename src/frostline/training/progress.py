@@ -27,7 +27,7 @@ class StepReport:
     epoch: float
     loss: float
     lr: float
-    grad_norm: float | None
+    grad_norm: float
     num_units: int
     seconds: float
 

@@ -28,9 +28,7 @@ class Reporter:
 
     def step(self, report: StepReport) -> None:
         """Reports one optimizer step."""
-        values = {"loss": report.loss, "lr": report.lr}
-        if report.grad_norm is not None:
-            values["grad_norm"] = report.grad_norm
+        values = {"loss": report.loss, "lr": report.lr, "grad_norm": report.grad_norm}
         speed = report.num_units / max(report.seconds, 1e-9)
         self._log.write(report.done, {"epoch": report.epoch, **values, f"{self._unit}_per_second": round(speed, 2)})
         for tracker in self._trackers:

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from frostline.config.origin import Origin, Origins
+from frostline.config.models import ScheduleConfig
+from frostline.config.origin import Origins
 from frostline.errors import ConfigError
 
 #: Name -> shape over progress in [0, 1]: 1 at the end of warm-up, 0 at the end of the run.
@@ -63,29 +64,19 @@ class LearningRateSchedule:
         }
 
 
-def build_schedule(
-    name: str, warmup: float, min_lr: float, *, total_steps: int, origins: Origins | None = None
-) -> LearningRateSchedule:
+def build_schedule(config: ScheduleConfig, *, total_steps: int, origins: Origins | None = None) -> LearningRateSchedule:
     """A schedule from its config; `warmup` is a number of steps (int) or a fraction of the run (float below 1).
 
     Raises:
-        ConfigError: unknown name, or a warm-up as long as the run.
+        ConfigError: a warm-up as long as the run.
     """
-    origins = origins or Origins()
-    if name not in SHAPES:
-        raise ConfigError(
-            f"unknown schedule {name!r}", where=origins.at("schedule", "name"), possible=", ".join(sorted(SHAPES))
-        )
+    warmup = config.warmup
     warmup_steps = warmup if isinstance(warmup, int) else round(warmup * total_steps)
-    if warmup_steps < 0 or (warmup_steps >= total_steps and warmup_steps > 0):
-        raise _bad_warmup(warmup, total_steps, origins.at("schedule", "warmup"))
-    return LearningRateSchedule(name, total_steps, warmup_steps, min_lr)
-
-
-def _bad_warmup(warmup: float, total_steps: int, origin: Origin) -> ConfigError:
-    return ConfigError(
-        f"warm-up of {warmup} does not fit into a run of {total_steps} steps",
-        where=origin,
-        possible=f"0 to {total_steps - 1} steps, or a fraction below 1.0 such as 0.1",
-        fix="shorten `schedule.warmup` or train longer",
-    )
+    if 0 < total_steps <= warmup_steps:
+        raise ConfigError(
+            f"warm-up of {warmup} does not fit into a run of {total_steps} steps",
+            where=(origins or Origins()).at("schedule", "warmup"),
+            possible=f"0 to {total_steps - 1} steps, or a fraction below 1.0 such as 0.1",
+            fix="shorten `schedule.warmup` or train longer",
+        )
+    return LearningRateSchedule(config.name, total_steps, warmup_steps, config.min_lr)

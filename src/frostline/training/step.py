@@ -49,12 +49,12 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, norm: Tens
 
 def require_finite(
     loss: Tensor,
-    norm: Tensor | None,
+    norm: Tensor,
     *,
     step: int,
     optimizer: torch.optim.Optimizer,
     last_checkpoint: Callable[[], Path | None],
-) -> tuple[float, float | None]:
+) -> tuple[float, float]:
     """Reads loss and gradient norm: the one point of a step where the host waits for the device.
 
     `last_checkpoint` is asked only when something is wrong.
@@ -62,10 +62,10 @@ def require_finite(
     Raises:
         TrainingError: either is not finite. Called before the optimizer step, so the weights are still good.
     """
-    values: tuple[float, float | None] = (loss.item(), None if norm is None else norm.item())
-    if not math.isfinite(values[0]):
-        raise _not_finite(f"the loss is {values[0]}", step, last_checkpoint())
-    if values[1] is not None and not math.isfinite(values[1]):
+    loss_value, norm_value = loss.item(), norm.item()
+    if not math.isfinite(loss_value):
+        raise _not_finite(f"the loss is {loss_value}", step, last_checkpoint())
+    if not math.isfinite(norm_value):
         bad = [
             name
             for group in optimizer.param_groups
@@ -74,9 +74,9 @@ def require_finite(
         ]
         shown = ", ".join(bad[:6]) + (f" and {len(bad) - 6} more" if len(bad) > 6 else "")
         raise _not_finite(
-            f"the gradient norm is {values[1]} ({shown or 'its square overflows'})", step, last_checkpoint()
+            f"the gradient norm is {norm_value} ({shown or 'its square overflows'})", step, last_checkpoint()
         )
-    return values
+    return loss_value, norm_value
 
 
 def _not_finite(what: str, step: int, last_good: Path | None) -> TrainingError:

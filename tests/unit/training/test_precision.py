@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from frostline.config.models import TrainingConfig
 from frostline.errors import ConfigError
 from frostline.training.precision import autocast_for, convert_trained
 from frostline.tree import canonical_named_parameters
+
+
+def settings(**values: str) -> TrainingConfig:
+    return TrainingConfig.model_validate(values)
 
 
 def dtypes(model: torch.nn.Module, paths: tuple[str, ...]) -> set[torch.dtype]:
@@ -34,7 +39,7 @@ def test_case_139_only_trained_parameters_change_dtype(
     # Norms stay out of it: torch's CPU kernel takes no bfloat16 norm on a float32 input.
     plan = toy.plan(model, {"freeze_modules": ["embed", {"type": "LayerNorm"}]})
     identities = [id(param) for param in model.parameters()]
-    convert_trained(model, plan, param_dtype=param_dtype, precision=precision)
+    convert_trained(model, plan, settings(param_dtype=param_dtype, precision=precision))
     assert dtypes(model, plan.trainable) == {trained}
     assert dtypes(model, plan.frozen) == {loaded}
     assert [id(param) for param in model.parameters()] == identities
@@ -47,7 +52,7 @@ def test_a_mix_that_no_autocast_bridges_is_refused(toy: Any):
     model = toy.model(dtype=torch.bfloat16)
     plan = toy.plan(model)
     with pytest.raises(ConfigError, match=r"trained float32 parameters beside frozen bfloat16(.|\n)*precision: bf16"):
-        convert_trained(model, plan, param_dtype="float32", precision="fp32")
+        convert_trained(model, plan, settings(param_dtype="float32"))
     assert dtypes(model, plan.trainable) == {torch.bfloat16}
 
 
