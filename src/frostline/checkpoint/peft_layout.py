@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from frostline.adapters import InjectedAdapter, adapters_of
+from frostline.adapters import InjectedAdapter, LoRA, adapters_of
 from frostline.checkpoint.peft_matching import (
     AUTOMATIC_NAMES,
     PREFIX,
@@ -60,12 +60,14 @@ def trained_paths(model: torch.nn.Module, plan: TrainabilityPlan, adapter: str |
     Args:
         adapter: leave out the parameters of other adapters.
     """
-    others = {name for name in adapters_of(model) if name != adapter} if adapter is not None else set[str]()
-    paths = [
-        path
-        for path in plan.kept
-        if not (others and plan.decisions[path].kind == "adapter" and others & set(path.split(".")))
-    ]
+    others = {
+        factor
+        for other in adapters_of(model).values()
+        if adapter is not None and other.name != adapter
+        for factor in plan.kept
+        if split_adapter_path(factor, other) is not None
+    }
+    paths = [path for path in plan.kept if path not in others]
     return paths + _moved_buffers(model, plan)
 
 
@@ -99,16 +101,23 @@ def only_adapter(model: torch.nn.Module, name: str | None = None) -> InjectedAda
     )
 
 
+def split_adapter_path(path: str, adapter: InjectedAdapter) -> tuple[str, str, str] | None:
+    """`<target>.<factor>.<adapter>.<rest>` -> (target, factor, rest) if `path` belongs to exactly this adapter."""
+    for dot in _dots(path):
+        if path[:dot] in adapter.targets:
+            factor, _, rest = path[dot + 1 :].partition(".")
+            name, _, rest = rest.partition(".")
+            if name == adapter.name:
+                return path[:dot], factor, rest
+    return None
+
+
 def peft_key(path: str, adapter: InjectedAdapter) -> str:
     """Key of the parameter or buffer `path` in the file."""
+    if (parts := split_adapter_path(path, adapter)) is not None:
+        return PREFIX + ".".join(part for part in parts if part)
     owner, _, leaf = path.rpartition(".")
-    if owner in adapter.targets:
-        return f"{PREFIX}{owner}.base_layer.{leaf}"
-    for depth in (1, 2):  # <target>.lora_A.<adapter>.weight, <target>.lora_magnitude_vector.<adapter>
-        parts = path.rsplit(".", depth + 1)
-        if len(parts) == depth + 2 and parts[-depth] == adapter.name and _below_target(parts[0], adapter):
-            return PREFIX + ".".join(parts[:-depth] + parts[len(parts) - depth + 1 :])
-    return PREFIX + path
+    return f"{PREFIX}{owner}.base_layer.{leaf}" if owner in adapter.targets else PREFIX + path
 
 
 def plan_layout(
@@ -122,9 +131,12 @@ def plan_layout(
             where peft would then save modules that have not been trained.
 
     Raises:
-        CheckpointError: no such adapter.
+        CheckpointError: no such adapter, or a method that peft has no counterpart for.
     """
     injected = only_adapter(model, adapter)
+    method = injected.method
+    if not isinstance(method, LoRA):
+        raise CheckpointError(f"{method.label} has no counterpart in peft's layout yet", possible="LoRA")
     targets = set(injected.targets)
     modules = base_modules(model)
     # Shared modules come once, under the first name, as in peft's own walk.
@@ -155,7 +167,6 @@ def plan_layout(
             inexpressible[path] = "its name looks like a part of an adapter, which peft renames while it loads"
         else:
             keys[path] = key
-    method = injected.method
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": task_type,
@@ -171,10 +182,6 @@ def plan_layout(
         "inference_mode": True,
     }
     return PeftLayout(injected.name, keys, config, inexpressible, tuple(notes))
-
-
-def _below_target(path: str, adapter: InjectedAdapter) -> bool:
-    return path in adapter.targets or path.rpartition(".")[0] in adapter.targets
 
 
 def _whole_modules(

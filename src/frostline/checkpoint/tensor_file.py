@@ -5,6 +5,7 @@ Knows names and tensors; nothing of plans, adapters or of what the names mean. P
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from frostline.checkpoint.atomic import disk_errors
+from frostline.checkpoint.atomic import disk_errors, sync_file
 from frostline.errors import CheckpointError
 from frostline.tree import canonical_named_buffers, canonical_named_parameters
 
@@ -29,7 +30,7 @@ def values_of(model: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], shown: Mapping[str, str] | None = None) -> None:
-    """Write `tensors` to the safetensors file `path`, then read names, shapes and dtypes back.
+    """Write `tensors` to the safetensors file `path` in one step, after names and shapes were read back.
 
     Args:
         shown: name for messages by name in the file.
@@ -54,12 +55,18 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], shown: Mapping[str,
         )
     # A clone of what shares memory with a larger tensor: safetensors writes whole storages only.
     ready = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    aside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     with disk_errors(path):
-        save_file(ready, str(path), metadata={"format": "pt"})
-    with safe_open(str(path), framework="pt") as stored:
-        found = {name: list(stored.get_slice(name).get_shape()) for name in _names(stored)}
-    if found != {name: list(tensor.shape) for name, tensor in ready.items()}:
-        raise CheckpointError(f"{path.name} does not hold what was written", where=path, fix="check the disk")
+        try:
+            save_file(ready, str(aside), metadata={"format": "pt"})
+            sync_file(aside)
+            with safe_open(str(aside), framework="pt") as stored:
+                found = {name: list(stored.get_slice(name).get_shape()) for name in _names(stored)}
+            if found != {name: list(tensor.shape) for name, tensor in ready.items()}:
+                raise CheckpointError(f"{path.name} does not hold what was written", where=path, fix="check the disk")
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -18,7 +18,9 @@ def test_write_replaces_the_whole_file(tmp_path: Path) -> None:
     assert [item.name for item in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "a.json"
     write_file(file, "old")
 

@@ -65,7 +65,7 @@ def test_other_files_are_hashed_as_bytes(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "m.safetensors"
     file.write_bytes(content)
-    with pytest.raises(CheckpointError, match="m.safetensors is not a whole safetensors file"):
+    with pytest.raises(CheckpointError, match=r"m.safetensors is not a whole safetensors file"):
         fingerprint_files([file])
 
 
