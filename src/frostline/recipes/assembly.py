@@ -21,8 +21,8 @@ from frostline.integrations.hf_models.build import Head, MetaModel, build_meta, 
 from frostline.integrations.hf_models.hub import local_folder
 from frostline.integrations.hf_models.load import LoadedModel, load_model
 from frostline.integrations.hf_models.location import ModelLocation, resolve_location
+from frostline.integrations.hf_models.startup import importing_model_code
 from frostline.integrations.hf_models.tokenizer import load_tokenizer
-from frostline.training.task import Task
 
 from .recipe import PreparedData, Recipe
 from .registry import find_recipe
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from frostline.config.models.config import Config
+    from frostline.training.task import Task
 
 LABELS_FILE = "labels.json"
 
@@ -123,7 +124,10 @@ def assemble(
         say=say,
     )
     labels = read_labels(checkpoint_part) if checkpoint_part is not None else None
-    data = recipe.prepare_data(config, origins, tokenizer, model_config, labels) if with_data else None
+    data = None
+    if with_data:
+        with importing_model_code():
+            data = recipe.prepare_data(config, origins, tokenizer, model_config, labels)
     labels = data.labels if data is not None else labels
     head = recipe.head(labels, tokenizer)
     return Assembly(recipe, config, origins, location, tokenizer, model_config, data, labels, head, say)

@@ -16,7 +16,6 @@ from frostline.data.formats import Format
 from frostline.data.labels import LabelMap
 from frostline.errors import DataError
 from frostline.integrations.hf_models.build import Head
-from frostline.training.task import Task
 
 from .causal_lm_task import CausalLMTask
 from .parts import read_parts
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from frostline.config.models.config import Config
+    from frostline.training.task import Task
 
 
 @register("causal_lm")

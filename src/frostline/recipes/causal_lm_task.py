@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,10 @@ from torch.nn import functional as F
 
 from frostline.data.chat import IGNORED
 from frostline.data.collate import pad_batch
-from frostline.training.task import Autocast, Batch
 from frostline.tree import unwrap
+
+if TYPE_CHECKING:
+    from frostline.training.task import Autocast, Batch
 
 
 class CausalLMTask:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,11 @@ from torch.nn import functional as F
 
 from frostline.data.collate import pad_batch
 from frostline.data.labels import LabelMap
-from frostline.training.task import Autocast, Batch
 
 from .classification_metrics import label_set_metrics, regression_metrics, single_label_metrics
+
+if TYPE_CHECKING:
+    from frostline.training.task import Autocast, Batch
 
 _MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 

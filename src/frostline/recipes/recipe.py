@@ -18,13 +18,13 @@ from frostline.data.labels import LabelMap
 from frostline.data.rows import Rows
 from frostline.errors import ConfigError
 from frostline.integrations.hf_models.build import Head, model_window
-from frostline.training.task import Task
 
 if TYPE_CHECKING:
     from rich.text import Text
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from frostline.config.models.config import Config
+    from frostline.training.task import Task
 
 
 @dataclass(frozen=True)

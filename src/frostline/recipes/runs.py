@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 CONFIG_FILE, PLAN_FILE = "config.yaml", "plan.json"
 # Keys that a resumed run may change: they decide what is written and shown, not what is computed.
-FREE_ON_RESUME = ("output_dir", "checkpoint", "tracking", "data.num_workers")
+FREE_ON_RESUME = ("output_dir", "checkpoint", "tracking")
 
 
 @dataclass(frozen=True)
@@ -208,6 +208,16 @@ def train_run(
         except BaseException:
             run.discard_if_empty()
             raise
+
+
+def require_folder(loaded: LoadedConfig, mode: Literal["new", "resume", "overwrite"]) -> None:
+    """Refuse a run folder that cannot be used, before anything slow begins. Leaves no trace.
+
+    Raises:
+        CheckpointError: see `RunFolder.open`.
+    """
+    if mode != "overwrite" and loaded.run_folder.exists():
+        RunFolder.open(loaded.run_folder, mode).close()
 
 
 def shorten(loaded: LoadedConfig) -> LoadedConfig:

@@ -18,7 +18,6 @@ from frostline.data.encode import EncodedData, encode_classification
 from frostline.data.labels import LabelMap
 from frostline.errors import ConfigError
 from frostline.integrations.hf_models.build import Head
-from frostline.training.task import Task
 
 from .classification_metrics import render_report
 from .classification_task import ClassificationTask
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from frostline.config.models.config import Config
+    from frostline.training.task import Task
 
 
 @register("sequence_classification")

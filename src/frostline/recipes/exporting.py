@@ -1,0 +1,92 @@
+"""Turns a checkpoint into what other tools load: an adapter folder for peft, or a merged model for transformers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from frostline.adapters import adapters_of, merge
+from frostline.checkpoint import read_adapter
+from frostline.checkpoint.atomic import disk_errors, publish_directory
+from frostline.errors import CheckpointError, ConfigError
+from frostline.recipes.finished import FinishedRun
+
+Say = Callable[[str], None]
+
+
+def export_run(
+    run: FinishedRun, target: Literal["peft", "merged"], directory: str | Path, *, say: Say = lambda line: None
+) -> Path:
+    """Write `run` into the new folder `directory`, in one step: it appears whole or not at all.
+
+    Args:
+        target: `peft` copies the adapter with its tokenizer; `merged` writes a full model that `transformers` loads.
+
+    Raises:
+        CheckpointError: the folder exists, the checkpoint is damaged, or holds what peft cannot express.
+    """
+    directory = Path(directory)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise CheckpointError(
+            f"{directory} exists already",
+            where=directory,
+            possible="a folder that is not there or is empty",
+            fix="choose another folder",
+        )
+    run.manifest.verify_files(run.checkpoint, ("adapter/", "trained/"))
+    write = {"peft": _write_peft, "merged": _write_merged}[target]
+    aside = directory.with_name(f".tmp-{directory.name}-{os.getpid()}")
+    with disk_errors(directory):
+        try:
+            aside.mkdir(parents=True)
+            write(run, aside, say)
+            if directory.exists():
+                directory.rmdir()
+            publish_directory(aside, directory)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+    return directory
+
+
+def _write_peft(run: FinishedRun, aside: Path, say: Say) -> None:
+    del say
+    source = run.checkpoint / "adapter"
+    if not source.is_dir():
+        raise CheckpointError(
+            f"the run in {run.folder.path} has no adapter: it trained parameters of the base",
+            where=run.checkpoint,
+            possible="--to merged writes a full model",
+            fix="export with --to merged",
+        )
+    if (run.checkpoint / "trained").is_dir():
+        raise CheckpointError(
+            "peft cannot express everything that this run trained",
+            where=run.checkpoint / "trained",
+            possible="\n".join(run.manifest.notes) or "see manifest.json",
+            fix="export with --to merged",
+        )
+    read_adapter(source)  # whole, and in peft's layout
+    shutil.copytree(source, aside, dirs_exist_ok=True)
+
+
+def _write_merged(run: FinishedRun, aside: Path, say: Say) -> None:
+    assembly = run.assemble(with_data=False, say=say)
+    model, _ = run.load_model(assembly, torch.device("cpu"))
+    if adapters_of(model):
+        merge(model)
+    saving: Any = model
+    if not hasattr(saving, "save_pretrained"):
+        raise ConfigError(
+            f"{type(model).__name__} cannot be written as a transformers model",
+            where=run.folder.path,
+            possible="models of transformers",
+            fix="save its state dict yourself",
+        )
+    saving.save_pretrained(aside)
+    assembly.tokenizer.save_pretrained(aside)

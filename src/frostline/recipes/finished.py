@@ -1,0 +1,161 @@
+"""Opens the folder of a run: its model with the trained part, to evaluate and to predict.
+
+`runs.py` makes such a folder, `exporting.py` turns it into other formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from frostline.checkpoint import Manifest, RunFolder, load_checkpoint
+from frostline.config.load import LoadedConfig
+from frostline.data.rows import Rows
+from frostline.errors import CheckpointError, DataError
+from frostline.recipes.assembly import Assembly, assemble
+from frostline.recipes.runs import CONFIG_FILE, load_prepared, read_config
+from frostline.trainability import TrainabilityPlan
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run and one of its checkpoints; weights are read by `load_model`.
+
+    Attributes:
+        folder: the run folder, open for reading.
+        checkpoint: the folder of the chosen checkpoint.
+        loaded: the config that the run was made with.
+        manifest: of the checkpoint.
+    """
+
+    folder: RunFolder
+    checkpoint: Path
+    loaded: LoadedConfig
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, path: str | Path, which: str = "best") -> FinishedRun:
+        """The run at `path` with checkpoint `which`: `latest`, `step-N`, or `best` (the latest where none is best).
+
+        Raises:
+            CheckpointError: no run there, or no such checkpoint.
+        """
+        folder = RunFolder.read(path)
+        if which == "best" and folder.best() is None:
+            which = "latest"
+        checkpoint = folder.find(which)
+        file = folder.path / CONFIG_FILE
+        if not file.is_file():
+            raise CheckpointError(
+                f"{folder.path} has no {CONFIG_FILE}",
+                where=folder.path,
+                possible="a run folder that `frostline train` made",
+                fix="restore the file from the config that you trained with",
+            )
+        return cls(folder, checkpoint, read_config(file), Manifest.read(checkpoint))
+
+    @property
+    def trained_part(self) -> Path:
+        """The folder `adapter/` of the checkpoint, or `trained/` of a run without adapters."""
+        adapter = self.checkpoint / "adapter"
+        return adapter if adapter.is_dir() else self.checkpoint / "trained"
+
+    def assemble(self, *, with_data: bool, say: Say = lambda line: None) -> Assembly:
+        """The parts of the run; with the labels that it was trained with."""
+        return assemble(
+            self.loaded.config,
+            self.loaded.origins,
+            checkpoint_part=self.trained_part,
+            with_data=with_data,
+            say=say,
+        )
+
+    def load_model(self, assembly: Assembly, device: torch.device) -> tuple[nn.Module, TrainabilityPlan]:
+        """The base with the checkpoint's trained part, in evaluation mode on `device`.
+
+        Raises:
+            CheckpointError: another base, a damaged file, another plan.
+        """
+        held, plan, base = load_prepared(self.loaded, assembly)
+        load_checkpoint(self.checkpoint, model=held.model, plan=plan, base=base)
+        return held.model.to(device).eval(), plan
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What an evaluation gave: the part of the data, its metrics, and a report to print (empty where there is none)."""
+
+    part: str
+    num_examples: int
+    metrics: dict[str, float]
+    report: str
+
+
+def evaluate_run(
+    run: FinishedRun, *, loaded: LoadedConfig | None = None, say: Say = lambda line: None
+) -> list[Scores]:
+    """Score the checkpoint on the validation and test data of its config, or of `loaded`.
+
+    Raises:
+        DataError: the config has neither. CheckpointError: see `FinishedRun.load_model`.
+    """
+    from frostline.training.device import resolve_device
+    from frostline.training.evaluation import evaluate, scalars
+    from frostline.training.precision import autocast_for
+
+    if loaded is not None:
+        run = replace(run, loaded=loaded)
+    assembly = run.assemble(with_data=True, say=say)
+    assert assembly.data is not None
+    config = run.loaded.config
+    parts = {name: part for name, part in assembly.data.parts.items() if name != "train"}
+    if not parts:
+        raise DataError(
+            "there is nothing to evaluate on: the config has no validation and no test data",
+            where=run.folder.path / CONFIG_FILE,
+            possible="data.validation, data.test",
+            fix="train with one of them, or use `frostline predict`",
+        )
+    device = resolve_device(config.device, run.loaded.origins.at("device"))
+    model, plan = run.load_model(assembly, device)
+    task = assembly.build_task()
+    score = partial(
+        evaluate,
+        model,
+        plan,
+        task,
+        batch_size=config.evaluation.batch_size or config.training.micro_batch_size or config.training.batch_size,
+        device=device,
+        autocast=autocast_for(config.training.precision, device),
+    )
+    found: list[Scores] = []
+    for name, part in parts.items():
+        metrics = score(part.examples)
+        report = metrics.get("report")
+        text = assembly.recipe.render_report(report) if report else ""
+        found.append(Scores(name, len(part), scalars(metrics), text))
+    return found
+
+
+def predict_run(
+    run: FinishedRun, rows: Rows, *, say: Say = lambda line: None, **options: Any
+) -> list[dict[str, Any]]:
+    """`rows` with predictions added; `options` are the recipe's (`batch_size`, `max_new_tokens`).
+
+    Raises:
+        DataError: a column that the task needs is not there. CheckpointError: see `FinishedRun.load_model`.
+    """
+    from frostline.training.device import resolve_device
+
+    assembly = run.assemble(with_data=False, say=say)
+    device = resolve_device(run.loaded.config.device, run.loaded.origins.at("device"))
+    model, _ = run.load_model(assembly, device)
+    return assembly.predict(model, rows, **options)
