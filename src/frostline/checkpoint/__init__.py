@@ -5,7 +5,6 @@ No pickle is written or read. Knows plans and adapters; nothing of data, recipes
 
 from frostline.checkpoint.adapter_file import AdapterFile, load_adapter_tensors, read_adapter, write_adapter
 from frostline.checkpoint.fingerprint import BaseIdentity, fingerprint_files, fingerprint_model
-from frostline.checkpoint.library import load_adapter, save_adapter
 from frostline.checkpoint.load import LoadedState, load_checkpoint
 from frostline.checkpoint.manifest import Manifest
 from frostline.checkpoint.peft_layout import PeftLayout, plan_layout
@@ -22,13 +21,11 @@ __all__ = [
     "RunFolder",
     "fingerprint_files",
     "fingerprint_model",
-    "load_adapter",
     "load_adapter_tensors",
     "load_checkpoint",
     "load_trained",
     "plan_layout",
     "read_adapter",
-    "save_adapter",
     "save_checkpoint",
     "save_trained",
     "write_adapter",

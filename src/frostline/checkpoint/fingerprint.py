@@ -126,7 +126,7 @@ def fingerprint_model(model: torch.nn.Module, paths: Iterable[str] | None = None
         data = tensor.contiguous().reshape(-1).view(torch.uint8)
         head = hashlib.sha256(json.dumps([path, str(tensor.dtype), list(tensor.shape)]).encode())
         for start, stop in _blocks(data.numel(), full):
-            head.update(memoryview(data[start:stop].cpu().numpy()))
+            head.update(data[start:stop].cpu().numpy().tobytes())
         digests.append(head.digest())
     return _combine("model-full" if full else "model-sampled", digests)
 

@@ -92,7 +92,7 @@ def only_adapter(model: torch.nn.Module, name: str | None = None) -> InjectedAda
     adapters = adapters_of(model)
     if name is None and len(adapters) == 1:
         return next(iter(adapters.values()))
-    if name in adapters:
+    if name is not None and name in adapters:
         return adapters[name]
     raise CheckpointError(
         f"the model has no adapter {name!r}" if name else f"the model has {len(adapters)} adapters",

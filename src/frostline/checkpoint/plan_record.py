@@ -33,9 +33,10 @@ def read_plan_record(path: Path) -> dict[str, Any]:
     """
     try:
         record = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
-        record["trained"], record["digest"]
+        if not {"trained", "digest", "num_parameters"} <= record.keys():
+            raise ValueError("it is not a plan")
         return record
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path.name} cannot be read: {error}", where=path) from None
 
 

@@ -107,12 +107,12 @@ def _write_trained_part(
 ) -> tuple[Path, tuple[str, ...]]:
     """Write `adapter/`, `trained/` or both, and return the main one and what a reader should know."""
     if not adapters_of(model):
-        save_trained(model, aside / "trained", plan=plan, base=base)
+        save_trained(model, plan, aside / "trained", base)
         return aside / "trained", ()
     layout = write_adapter(model, plan, aside / "adapter", base, task_type=task_type)
     notes = layout.notes
     if layout.inexpressible:
-        save_trained(model, aside / "trained", plan=plan, base=base, only=layout.inexpressible)
+        save_trained(model, plan, aside / "trained", base, only=layout.inexpressible)
         notes += tuple(f"in trained/, not in adapter/: {path}: {why}" for path, why in layout.inexpressible.items())
     return aside / "adapter", notes
 

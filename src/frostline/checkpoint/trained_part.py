@@ -18,7 +18,7 @@ from frostline.checkpoint.fingerprint import BaseIdentity
 from frostline.checkpoint.peft_layout import trained_paths
 from frostline.checkpoint.tensor_file import put_tensors, read_tensors, values_of, write_tensors
 from frostline.errors import CheckpointError
-from frostline.trainability import TrainabilityPlan, plan_of
+from frostline.trainability import TrainabilityPlan
 
 WEIGHTS = "model.safetensors"
 RECORD = "trained.json"
@@ -26,17 +26,16 @@ RECORD = "trained.json"
 
 def save_trained(
     model: torch.nn.Module,
+    plan: TrainabilityPlan,
     directory: str | Path,
-    *,
-    plan: TrainabilityPlan | None = None,
     base: BaseIdentity | None = None,
+    *,
     only: Collection[str] | None = None,
 ) -> tuple[str, ...]:
     """Write what the plan says has trained, and nothing of the frozen base, into `directory`.
 
     Args:
         directory: made if it is not there.
-        plan: None takes the one that `prepare` attached to the model.
         base: which base the trained part belongs to.
         only: canonical paths to restrict it to.
 
@@ -46,7 +45,6 @@ def save_trained(
         CheckpointError: a tensor is empty or not finite, nothing has trained, the disk is full.
     """
     directory = Path(directory)
-    plan = plan_of(model) if plan is None else plan
     paths = [path for path in trained_paths(model, plan) if only is None or path in only]
     values = values_of(model)
     directory.mkdir(parents=True, exist_ok=True)

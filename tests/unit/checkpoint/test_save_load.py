@@ -324,7 +324,7 @@ while True:
 
 def kill_and_check(folder: Path, num_kills: int, seed: int) -> None:
     """Kill a process that only saves, at random moments, and load the newest complete checkpoint each time."""
-    from frostline import load_adapter
+    from frostline.sharing import load_adapter
 
     moments = random.Random(seed)
     announced = 0

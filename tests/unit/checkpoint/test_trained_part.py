@@ -18,7 +18,7 @@ FREEZE = {"freeze_modules": ["*"], "unfreeze_modules": ["head", {"path": "blocks
 
 def saved(prepared: Callable[..., Any], build: Callable[..., nn.Module], directory: Path) -> tuple[nn.Module, Any]:
     model, plan = prepared(build(), freeze=FREEZE)
-    save_trained(model, directory, base=BaseIdentity("org/a", fingerprint="sampled:1"))
+    save_trained(model, plan, directory, BaseIdentity("org/a", fingerprint="sampled:1"))
     return model, plan
 
 
@@ -68,8 +68,8 @@ def test_another_base_another_model_and_damage_are_refused(
 def test_a_tied_tensor_is_kept_once(
     tmp_path: Path, prepared: Callable[..., Any], tiny_net: Callable[..., nn.Module]
 ) -> None:
-    model, _ = prepared(tiny_net(), freeze={"freeze_modules": ["*"], "unfreeze_modules": ["embed", "out"]})
-    assert save_trained(model, tmp_path) == ("embed.weight",)
+    model, plan = prepared(tiny_net(), freeze={"freeze_modules": ["*"], "unfreeze_modules": ["embed", "out"]})
+    assert save_trained(model, plan, tmp_path) == ("embed.weight",)
     other = tiny_net()
     load_trained(other, tmp_path)
     assert torch.equal(other.get_parameter("out.weight"), model.get_parameter("embed.weight"))
