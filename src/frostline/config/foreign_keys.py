@@ -44,6 +44,7 @@ _AXOLOTL = "axolotl"
 _LLAMA_FACTORY = "LLaMA-Factory"
 _PEFT = "peft"
 _NEMO = "nemo-automodel"
+_ONE_PROCESS = "remove it: the main process prepares the data"
 _FREEZE = "freeze_config.freeze_modules"
 _GLOBAL_BATCH = "batch_size is the global batch of one optimizer step; accumulation is derived from micro_batch_size"
 
@@ -154,7 +155,6 @@ FOREIGN_KEYS: dict[str, ForeignKey] = {
         _one_of(fa2="flash_attention_2", sdpa="sdpa", disabled="eager"),
     ),
     "sdp_attention": ForeignKey(_AXOLOTL, "model.attn_implementation", None, _one_of(true="sdpa")),
-    "chat_template": ForeignKey(_AXOLOTL, "tokenizer.chat_template", "a file with the template"),
     "template": ForeignKey(_LLAMA_FACTORY, "tokenizer.chat_template", "a file; the tokenizer's own needs no key"),
     # data
     "dataset": ForeignKey(f"{_LLAMA_FACTORY}, {_NEMO}", "data.train"),
@@ -185,9 +185,9 @@ FOREIGN_KEYS: dict[str, ForeignKey] = {
     "assistant_only_loss": ForeignKey("TRL", "data.train_on", None, _one_of(true="assistant", false="all")),
     "default_system": ForeignKey(_LLAMA_FACTORY, "data.system", None, _same),
     "dataset_text_field": ForeignKey("TRL", "data.columns.text", None, _same),
-    "dataset_num_proc": ForeignKey("TRL", "data.num_workers", None, _same),
-    "preprocessing_num_workers": ForeignKey(_LLAMA_FACTORY, "data.num_workers", None, _same),
-    "dataloader_num_workers": ForeignKey(_TRAINER, "data.num_workers", None, _same),
+    "dataset_num_proc": ForeignKey("TRL", None, _ONE_PROCESS),
+    "preprocessing_num_workers": ForeignKey(_LLAMA_FACTORY, None, _ONE_PROCESS),
+    "dataloader_num_workers": ForeignKey(_TRAINER, None, _ONE_PROCESS),
     # training
     "per_device_train_batch_size": ForeignKey(
         f"{_TRAINER}, {_LLAMA_FACTORY}", "training.micro_batch_size", _GLOBAL_BATCH, _same

@@ -22,7 +22,7 @@ from frostline.config.expectation import (
 )
 from frostline.config.models import Config
 from frostline.config.origin import COMMAND_LINE, Key, Origins, join_keys
-from frostline.config.section import Section, subsection
+from frostline.config.section import Expects, Section, subsection
 from frostline.config.unknown_keys import snippet, unknown_key
 from frostline.config.wording import flow, is_number, nearest, show
 from frostline.config.yaml_scalars import resolve_plain
@@ -49,7 +49,8 @@ def translate(error: ValidationError, data: Mapping[str, Any], origins: Origins)
     """One problem for each value of the canonical raw `data` that pydantic refused, by its keys."""
     found: dict[tuple[Key, ...], Problem] = {}
     for detail in error.errors(include_url=False, include_context=False):
-        kind = detail["type"]
+        # An item missing in a list of fixed length is a wrong value of the list.
+        kind = "too_short" if detail["type"] == "missing" and isinstance(detail["loc"][-1], int) else detail["type"]
         if kind == "fault":
             continue  # load_config asks the sections itself
         keys = _real_keys(detail["loc"], data, missing=kind == "missing")
@@ -175,7 +176,7 @@ def _wrong_value(field: FieldInfo, keys: tuple[Key, ...], value: Any, origins: O
 def _fix(field: FieldInfo, keys: tuple[Key, ...], value: Any, *, on_command_line: bool) -> str:
     named = keys[: max(position for position, key in enumerate(keys) if isinstance(key, str)) + 1]
     below = subsection(field)
-    if below is not None:
+    if below is not None and not any(isinstance(item, Expects) for item in field.metadata):
         return _fix_section(below[0], named, value, below[1], field.is_required(), on_command_line)
     options = choices(field)
     guess = _guess(field, options, value)

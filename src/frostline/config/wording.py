@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard, cast
@@ -31,13 +32,21 @@ def flow(value: Any) -> str:
     """`value` in one line of YAML flow style, for snippets to paste."""
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value).items()
-        return "{" + ", ".join(f"{key}: {flow(child)}" for key, child in items) + "}"
+        return "{" + ", ".join(f"{flow(str(key))}: {flow(child)}" for key, child in items) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(flow(child) for child in cast("Sequence[Any]", value)) + "]"
     if isinstance(value, str):
-        plain = value and all(char.isalnum() or char in "_-/." for char in value) and value[0].isalpha()
-        return value if plain and value.lower() not in ("true", "false", "null") else f'"{value}"'
+        return _flow_text(value)
     return "null" if value is None else show(value)
+
+
+def _flow_text(text: str) -> str:
+    plain = text and all(char.isalnum() or char in "_-/." for char in text) and text[0].isalpha()
+    if plain and text.lower() not in ("true", "false", "null"):
+        return text
+    if text.isprintable() and ("\\" in text or '"' in text):
+        return "'" + text.replace("'", "''") + "'"  # no escapes, so that regular expressions stay readable
+    return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:

@@ -14,12 +14,28 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.representer import RoundTripRepresenter
 
 from frostline.config.origin import Origin, Origins
 from frostline.config.yaml_tree import parse_yaml
 from frostline.errors import ConfigError
 
 _MINIMAL = "recipe: sequence_classification\nmodel: MODEL\ndata: {train: FILE}"
+
+
+class _Representer(RoundTripRepresenter):
+    """Writes null as a word, for nothing at all behind a key looks like a slip; escapes odd characters."""
+
+    def represent_none(self, data: None) -> Any:
+        return self.represent_scalar("tag:yaml.org,2002:null", "null")
+
+    def represent_text(self, data: str) -> Any:
+        odd = not data.replace("\n", "").isprintable()  # ruamel.yaml writes U+0085 and its like plainly
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style='"' if odd else None)
+
+
+_Representer.add_representer(type(None), _Representer.represent_none)
+_Representer.add_representer(str, _Representer.represent_text)
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,7 @@ def load_yaml(path: str | PathLike[str]) -> YamlDocument:
 def dump_yaml(data: Mapping[str, Any]) -> str:
     """YAML text that `load_yaml` reads back as equal `data`; keys keep their order."""
     yaml = YAML(typ="rt", pure=True)
+    yaml.Representer = _Representer
     yaml.default_flow_style = False
     yaml.width = 1 << 20  # never fold: a folded line is harder to search for
     stream = io.StringIO()

@@ -25,6 +25,10 @@ class SourceConfig(Section):
     )
     split: str | None = Field(default=None, min_length=1, description="Split of a hub data set.")
     name: str | None = Field(default=None, min_length=1, description="Configuration of a hub data set.")
+    encoding_errors: Literal["strict", "replace"] = Field(
+        default="strict",
+        description="Bytes that are not UTF-8: strict refuses them, replace reads U+FFFD and says so.",
+    )
 
 
 class ColumnsConfig(Section):
@@ -82,7 +86,6 @@ class DataConfig(Section):
     )
     max_examples: int | None = Field(default=None, ge=1, description="Training examples to use at most; null is all.")
     deduplicate: bool = Field(default=True, description="Remove exact duplicates before splitting.")
-    num_workers: int = Field(default=0, ge=0, description="Processes that prepare data; 0 is the main process alone.")
 
     @classmethod
     def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:

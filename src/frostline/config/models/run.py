@@ -40,6 +40,10 @@ class EvaluationConfig(Section):
             description="Evaluate after so many steps, or after each epoch; also at the end unless never.",
         )
     )
+    at_start: bool = Field(
+        default=True,
+        description="Evaluate before the first step too: what the base can do, and that evaluation works.",
+    )
     best: BestConfig | None = Field(
         default=None, description="Metric that chooses the best checkpoint; null is the recipe's."
     )
