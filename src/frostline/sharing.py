@@ -59,9 +59,7 @@ def save_adapter(
     plan = plan_of(model)
 
     def write(folder: Path) -> None:
-        layout = write_adapter(
-            model, plan, folder, base or identity_of(model), adapter=adapter, task_type=task_type
-        )
+        layout = write_adapter(model, plan, folder, base or identity_of(model), adapter=adapter, task_type=task_type)
         if layout.inexpressible:
             path, reason = next(iter(layout.inexpressible.items()))
             raise AdapterError(

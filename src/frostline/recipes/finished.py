@@ -99,9 +99,7 @@ class Scores:
     report: str
 
 
-def evaluate_run(
-    run: FinishedRun, *, loaded: LoadedConfig | None = None, say: Say = lambda line: None
-) -> list[Scores]:
+def evaluate_run(run: FinishedRun, *, loaded: LoadedConfig | None = None, say: Say = lambda line: None) -> list[Scores]:
     """Score the checkpoint on the validation and test data of its config, or of `loaded`.
 
     Raises:
@@ -145,9 +143,7 @@ def evaluate_run(
     return found
 
 
-def predict_run(
-    run: FinishedRun, rows: Rows, *, say: Say = lambda line: None, **options: Any
-) -> list[dict[str, Any]]:
+def predict_run(run: FinishedRun, rows: Rows, *, say: Say = lambda line: None, **options: Any) -> list[dict[str, Any]]:
     """`rows` with predictions added; `options` are the recipe's (`batch_size`, `max_new_tokens`).
 
     Raises:

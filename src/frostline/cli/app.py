@@ -1,0 +1,183 @@
+"""The commands and their options. What they do lives in `cli/commands.py`, which imports the heavy parts."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from frostline import __version__
+from frostline.cli.errors import reported
+
+app = typer.Typer(
+    name="frostline",
+    help="Fine-tune exactly the part of a model that you chose, prove it, and keep only what was trained.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, as training.max_steps=10.")
+]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+Checkpoint = Annotated[str, typer.Option("--checkpoint", metavar="best|latest|step-N", help="Which checkpoint.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+class ExportTarget(str, Enum):
+    """Formats of `frostline export`."""
+
+    peft = "peft"
+    merged = "merged"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"frostline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command()
+def plan(
+    config: Config,
+    overrides: Overrides = None,
+    diff: Annotated[Path | None, typer.Option("--diff", metavar="OTHER", help="Compare with another config.")] = None,
+    data: Annotated[
+        int | None, typer.Option("--data", metavar="N", min=1, help="Show N examples as the model sees them.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show what would train and why. Loads no weights."""
+    with reported(debug):
+        from frostline.cli import commands
+
+        commands.plan(config, overrides or [], diff=diff, num_examples=data, as_json=json)
+
+
+@app.command()
+def train(
+    config: Config,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint; start if there is none.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete an earlier run in the folder first.")] = False,
+    allow_plan_change: Annotated[
+        bool, typer.Option("--allow-plan-change", help="Resume although the trainable set has changed.")
+    ] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Two steps, evaluate, save, reload; leaves nothing behind.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Train what the plan says."""
+    with reported(debug):
+        from frostline.cli import commands
+
+        commands.train(
+            config,
+            overrides or [],
+            resume=resume,
+            overwrite=overwrite,
+            allow_plan_change=allow_plan_change,
+            smoke=smoke,
+        )
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    checkpoint: Checkpoint = "best",
+    json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Score a finished run on its validation and test data."""
+    with reported(debug):
+        from frostline.cli import commands
+
+        commands.evaluate(run, checkpoint, as_json=json)
+
+
+@app.command()
+def predict(
+    run: Run,
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="Data to predict on; without it one text a line from stdin.")
+    ] = None,
+    checkpoint: Checkpoint = "best",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write JSON lines here, not to stdout.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Rows per forward pass.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", min=1, help="Length of generated text, for causal_lm.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Add predictions to data, as JSON lines."""
+    with reported(debug):
+        from frostline.cli import commands
+
+        options = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
+        given = {name: value for name, value in options.items() if value is not None}
+        commands.predict(run, file, checkpoint, output, given)
+
+
+@app.command()
+def export(
+    run: Run,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New folder.")],
+    to: Annotated[ExportTarget, typer.Option("--to", help="Adapter for peft, or full model.")] = ExportTarget.peft,
+    checkpoint: Checkpoint = "best",
+    debug: Debug = False,
+) -> None:
+    """Write the trained part for other tools."""
+    with reported(debug):
+        from frostline.cli import commands
+
+        commands.export(run, to.value, directory, checkpoint)
+
+
+@app.command()
+def inspect(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run, a checkpoint or an adapter folder.")],
+    check: Annotated[bool, typer.Option("--check", help="Verify hashes, names and values of every file.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a run, checkpoint or adapter holds."""
+    with reported(debug):
+        from frostline.cli import commands
+
+        commands.inspect(directory, check=check)
+
+
+@app.command()
+def schema(debug: Debug = False) -> None:
+    """Print the JSON schema of the config file."""
+    with reported(debug):
+        from frostline.cli import commands
+
+        commands.schema()
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="frostline")
+    sys.exit(0)

@@ -1,0 +1,203 @@
+"""What the commands do: call the library, print. No decisions live here."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from rich.console import Console
+
+from frostline.errors import ConfigError, PlanMismatchError
+from frostline.recipes import runs
+
+
+def say(line: str) -> None:
+    """Progress of slow preparations, beside the output proper."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def plan(config: Path, overrides: Sequence[str], *, diff: Path | None, num_examples: int | None, as_json: bool) -> None:
+    """`frostline plan`."""
+    planned = runs.plan_run(runs.read_config(config, overrides), say=say)
+    if diff is not None:
+        other = runs.plan_run(runs.read_config(diff, overrides), say=say)
+        lines = planned.plan.diff(other.plan)
+        print("\n".join(lines) if lines else f"the same parameters train ({planned.plan.digest[:8]})")
+        return
+    if as_json:
+        print(json.dumps({**planned.plan.to_json(), "facts": dict(planned.facts)}, indent=1))
+        return
+    print(planned.render(width=_width()))
+    if num_examples is not None:
+        assert planned.assembly.data is not None
+        print()
+        Console().print(planned.assembly.data.preview(planned.assembly.tokenizer, num_examples))
+
+
+def train(
+    config: Path,
+    overrides: Sequence[str],
+    *,
+    resume: bool,
+    overwrite: bool,
+    allow_plan_change: bool,
+    smoke: bool,
+) -> None:
+    """`frostline train`."""
+    _require_compatible(resume=resume, overwrite=overwrite, smoke=smoke, allow_plan_change=allow_plan_change)
+    loaded = runs.read_config(config, overrides)
+    mode: Literal["new", "resume", "overwrite"] = "resume" if resume else "overwrite" if overwrite else "new"
+    if smoke:
+        _smoke(runs.shorten(loaded))
+        return
+    runs.require_folder(loaded, mode)  # before the slow part: a taken folder is known at once
+    planned = runs.plan_run(loaded, say=say)
+    print(planned.render(width=_width()), flush=True)
+    print(flush=True)
+    result = runs.train_run(planned, mode=mode, allow_plan_change=allow_plan_change, console=_console(), say=say)
+    _print_result(loaded.run_folder, result)
+
+
+def evaluate(run: Path, checkpoint: str, *, as_json: bool) -> None:
+    """`frostline evaluate`."""
+    from frostline.recipes.finished import FinishedRun, evaluate_run
+
+    finished = FinishedRun.open(run, checkpoint)
+    scores = evaluate_run(finished, say=say)
+    if as_json:
+        print(json.dumps({score.part: score.metrics for score in scores}, indent=1))
+        return
+    for score in scores:
+        numbers = "  ".join(f"{name} {value:.4f}" for name, value in score.metrics.items())
+        print(f"{score.part} ({score.num_examples:,} examples, {finished.checkpoint.name}): {numbers}")
+        if score.report:
+            print(score.report)
+
+
+def predict(run: Path, file: str | None, checkpoint: str, output: Path | None, options: Mapping[str, Any]) -> None:
+    """`frostline predict`."""
+    from frostline.checkpoint.atomic import write_file
+    from frostline.config.origin import Origin
+    from frostline.data import load_source
+    from frostline.data.rows import Rows
+    from frostline.recipes.finished import FinishedRun, predict_run
+
+    finished = FinishedRun.open(run, checkpoint)
+    if file is None:
+        column = finished.loaded.config.data.columns.text or "text"
+        rows = Rows.from_dicts([{column: line.rstrip("\n")} for line in sys.stdin if line.strip()], "standard input")
+    else:
+        rows = load_source(file, origin=Origin("FILE", "command line"))
+    if not len(rows):
+        raise ConfigError(
+            "there is nothing to predict on",
+            where="standard input",
+            possible="one text a line, or a data file as second argument",
+            fix="give a FILE, or pipe text into the command",
+        )
+    answers = predict_run(finished, rows, say=say, **options)
+    text = "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        write_file(output, text)
+        say(f"{len(answers):,} rows in {output}")
+
+
+def export(run: Path, target: str, directory: Path, checkpoint: str) -> None:
+    """`frostline export`."""
+    from frostline.recipes.exporting import export_run
+    from frostline.recipes.finished import FinishedRun
+
+    finished = FinishedRun.open(run, checkpoint)
+    export_run(finished, cast("Literal['peft', 'merged']", target), directory, say=say)
+    size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    print(f"{target} export of {finished.checkpoint} in {directory} ({size:,} bytes)")
+
+
+def inspect(directory: Path, *, check: bool) -> None:
+    """`frostline inspect`."""
+    from frostline.cli.inspection import describe
+
+    print(describe(directory, check=check))
+
+
+def schema() -> None:
+    """`frostline schema`."""
+    from frostline.config import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+def _smoke(loaded: Any) -> None:
+    """Train two steps in a folder of its own, then load the checkpoint into a fresh base and score it again."""
+    from frostline.recipes.finished import FinishedRun, evaluate_run
+
+    planned = runs.plan_run(loaded, say=say)
+    print(planned.render(width=_width()), flush=True)
+    print(flush=True)
+    with tempfile.TemporaryDirectory(prefix="frostline-smoke-") as folder:
+        run = Path(folder) / "run"
+        result = runs.train_run(planned, folder=run, console=_console(), say=say)
+        again = {score.part: score for score in evaluate_run(FinishedRun.open(run, "latest"), say=say, loaded=loaded)}
+    first, second = result.last_metrics.get("loss"), again["validation"].metrics["loss"] if again else None
+    if first is not None and second is not None and abs(first - second) > 1e-5 * max(1.0, abs(first)):
+        raise PlanMismatchError(
+            f"the reloaded checkpoint scores loss {second}, but the trained model {first}",
+            where="--smoke",
+            possible="equal losses",
+            fix="report this: something that training changed is not in the checkpoint",
+        )
+    print(result.proof)
+    print(f"smoke run: 2 steps, evaluated, saved, reloaded with the same loss ({second}); nothing was kept")
+
+
+def _print_result(folder: Path, result: Any) -> None:
+    trained_part = next((folder / name for name in ("adapter", "trained") if (folder / name).exists()), folder)
+    files = [path for path in trained_part.resolve().glob("*.safetensors")]
+    size = sum(path.stat().st_size for path in files)
+    print()
+    print(f"{result.steps:,} steps in {result.seconds:.0f} s" + (", stopped early" if result.stopped_early else ""))
+    if result.best_metric is not None and result.best_value is not None:
+        print(f"best      {result.best_metric} {result.best_value:.4f} at step {result.best_step:,}")
+    if result.proof:
+        print(f"proof     {result.proof}")
+    print(f"saved     {trained_part} ({size:,} bytes)")
+    print(f"next      frostline evaluate {folder}")
+
+
+def _require_compatible(**flags: bool) -> None:
+    for left, right in (("resume", "overwrite"), ("smoke", "resume"), ("smoke", "overwrite")):
+        if flags[left] and flags[right]:
+            raise ConfigError(
+                f"--{left} and --{right} contradict each other",
+                where="command line",
+                possible="one of them",
+                fix="leave one out",
+            )
+    if flags["allow_plan_change"] and not flags["resume"]:
+        raise ConfigError(
+            "--allow-plan-change has no effect without --resume",
+            where="command line",
+            possible="--resume --allow-plan-change",
+            fix="add --resume, or leave it out",
+        )
+
+
+def _console() -> Console:
+    return Console(stderr=True)
+
+
+def _width() -> int:
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal():
+        return max(60, int(columns))
+    try:
+        return max(60, os.get_terminal_size().columns)
+    except OSError:  # not a terminal: nothing wraps, so nothing needs to be cut
+        return 1_000

@@ -1,0 +1,100 @@
+"""`frostline inspect`: what a run, a checkpoint or an adapter folder holds, in words; with `check` also whether it is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from frostline.checkpoint import Manifest, RunFolder, read_adapter
+from frostline.checkpoint.manifest import FILE_NAME as MANIFEST
+from frostline.checkpoint.tensor_file import read_tensors
+from frostline.errors import CheckpointError
+
+
+def describe(directory: Path, *, check: bool) -> str:
+    """The text to print for `directory`.
+
+    Raises:
+        CheckpointError: it is none of the three, or `check` found damage.
+    """
+    if (directory / "checkpoints").is_dir():
+        return _describe_run(directory, check)
+    if (directory / MANIFEST).is_file():
+        return "\n".join(_describe_checkpoint(directory, check))
+    if (directory / "adapter_config.json").is_file():
+        return "\n".join(_describe_adapter(directory))
+    raise CheckpointError(
+        f"{directory} holds nothing that Frostline knows" if directory.exists() else f"there is no folder {directory}",
+        where=directory,
+        possible="a run folder, a folder checkpoints/step-N, or an adapter folder",
+        fix="give one of these",
+    )
+
+
+def _describe_run(directory: Path, check: bool) -> str:
+    run = RunFolder.read(directory)
+    best = run.best()
+    lines = [f"run        {directory}"]
+    for path in run.checkpoints():
+        manifest = Manifest.read(path)
+        marks = [word for word, target in (("latest", run.latest()), ("best", best)) if target == path]
+        size = sum(int(entry["bytes"]) for entry in manifest.files.values())
+        lines.append(
+            f"           {path.name}  epoch {manifest.epoch or 0:.3g}  {size:,} bytes  {', '.join(marks)}".rstrip()
+        )
+        if check:
+            _check(path, manifest)
+    newest = best or run.latest()
+    if newest is None:
+        lines.append("           no complete checkpoint yet")
+        return "\n".join(lines)
+    if check:
+        lines.append("check      every file of every checkpoint is as written")
+    return "\n".join([*lines, "", *_describe_checkpoint(newest, check=False)])
+
+
+def _describe_checkpoint(directory: Path, check: bool) -> list[str]:
+    manifest = Manifest.read(directory)
+    if check:
+        _check(directory, manifest)
+    base = manifest.base
+    lines = [
+        f"checkpoint {directory}",
+        f"step       {manifest.step}",
+        f"base       {base.name_or_path or 'handed in'} ({base.dtype or 'dtype unknown'}, {base.fingerprint or 'no fingerprint'})",
+        f"plan       {manifest.plan_digest[:8]}",
+        f"made with  {', '.join(f'{name} {version}' for name, version in sorted(manifest.versions.items()))}",
+    ]
+    lines += [f"note       {note}" for note in manifest.notes]
+    if (directory / "adapter").is_dir():
+        lines += _describe_adapter(directory / "adapter")
+    if (directory / "trained").is_dir():
+        lines += _describe_tensors("trained", read_tensors(directory / "trained" / "model.safetensors"))
+    if check:
+        lines.append("check      every file is as written, every value finite")
+    return lines
+
+
+def _describe_adapter(directory: Path) -> list[str]:
+    file = read_adapter(directory)
+    config = file.config
+    return [
+        f"adapter    LoRA rank {config['r']}, alpha {config['lora_alpha']}, dropout {config.get('lora_dropout', 0)}"
+        + (", rank-stabilized" if config.get("use_rslora") else ""),
+        f"targets    {len(file.targets)} modules: {', '.join(file.targets[:3])}{', ...' if len(file.targets) > 3 else ''}",
+        f"in full    {', '.join(file.trained_in_full) or 'nothing'}",
+        *_describe_tensors("tensors", dict(file.tensors)),
+    ]
+
+
+def _describe_tensors(label: str, tensors: dict[str, torch.Tensor]) -> list[str]:
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    return [f"{label:<11}{len(tensors)} tensors, {num_bytes:,} bytes, {', '.join(dtypes)}"]
+
+
+def _check(directory: Path, manifest: Manifest) -> None:
+    manifest.verify_files(directory)
+    for path in [*directory.glob("adapter/*.safetensors"), *directory.glob("trained/*.safetensors")]:
+        read_tensors(path)
