@@ -64,7 +64,7 @@ def read_parts(config: Config, origins: Origins, key_columns: KeyColumns) -> Par
             source.split,
             source.name,
             at(name),
-            encoding_errors=getattr(source, "encoding_errors", "strict"),
+            encoding_errors=source.encoding_errors,
         )
         notes.extend(rows.notes)
         return rows

@@ -54,17 +54,24 @@ def load_tokenizer(
         with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(str(folder.path), trust_remote_code=trust_remote_code)
     except (ValueError, OSError, KeyError, ImportError, TypeError) as error:
-        raise ModelError(
-            f"no tokenizer can be loaded for model {location.name!r}: {str(error).splitlines()[0]}",
-            where=location.where,
-            possible="tokenizer.json with tokenizer_config.json, or the vocabulary files of the architecture",
-            fix="put the tokenizer files into the model's folder, or set tokenizer.name_or_path",
-        ) from error
+        raise _no_tokenizer(location, str(error).strip().split("\n")[0]) from error
+    # Without files some architectures get a tokenizer that knows its special tokens and not one word.
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise _no_tokenizer(location, "its vocabulary is empty")
     if settings is not None and settings.chat_template:
         tokenizer.chat_template = _read_template(settings.chat_template)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer
+
+
+def _no_tokenizer(location: ModelLocation, why: str) -> ModelError:
+    return ModelError(
+        f"no tokenizer can be loaded for model {location.name!r}: {why}",
+        where=location.where,
+        possible="tokenizer.json with tokenizer_config.json, or the vocabulary files of the architecture",
+        fix="put the tokenizer files into the model's folder, or set tokenizer.name_or_path",
+    )
 
 
 def _read_template(text: str) -> str:
