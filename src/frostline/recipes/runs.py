@@ -166,9 +166,20 @@ def train_run(
         FrostlineError: see `frostline.training.train`; a start that fails before its first checkpoint leaves nothing.
     """
     # Deferred: the plan of a config must not wait for the imports of the loop.
-    from frostline.training import train
+    from frostline.training import draw_curves, train
 
     loaded, assembly = planned.loaded, planned.assembly
+    data = assembly.data
+    assert data is not None
+    # Before the folder is opened: with `overwrite` a model that cannot be loaded must not cost the earlier run.
+    held, plan, base = load_prepared(loaded, assembly, planned.meta)
+    if plan.digest != planned.plan.digest:
+        raise PlanMismatchError(
+            "the plan of the loaded model differs from the plan made before loading",
+            where=assembly.location.where,
+            possible="\n".join(planned.plan.diff(plan)[:8]),
+            fix="report this model: its structure depends on its weights",
+        )
     with RunFolder.open(folder or loaded.run_folder, mode) as run:
         try:
             resume_from = run.latest()
@@ -177,20 +188,10 @@ def train_run(
                 say(f"resuming from {resume_from}")
             elif mode == "resume":
                 say(f"nothing to resume in {run.path}: starting at step 0")
-            held, plan, base = load_prepared(loaded, assembly, planned.meta)
-            if plan.digest != planned.plan.digest:
-                raise PlanMismatchError(
-                    "the plan of the loaded model differs from the plan made before loading",
-                    where=assembly.location.where,
-                    possible="\n".join(planned.plan.diff(plan)[:8]),
-                    fix="report this model: its structure depends on its weights",
-                )
             run.write_text(CONFIG_FILE, dump_yaml(loaded.data))
             run.write_text(PLAN_FILE, plan.dumps())
             assembly.tokenizer.save_pretrained(run.path / "tokenizer")
-            data = assembly.data
-            assert data is not None
-            return train(
+            result = train(
                 model=held.model,
                 plan=plan,
                 task=assembly.build_task(),
@@ -205,6 +206,8 @@ def train_run(
                 allow_plan_change=allow_plan_change,
                 console=console,
             )
+            draw_curves(run.path)
+            return result
         except BaseException:
             run.discard_if_empty()
             raise
@@ -217,7 +220,9 @@ def require_folder(loaded: LoadedConfig, mode: Literal["new", "resume", "overwri
         CheckpointError: see `RunFolder.open`.
     """
     if mode != "overwrite" and loaded.run_folder.exists():
-        RunFolder.open(loaded.run_folder, mode).close()
+        with RunFolder.open(loaded.run_folder, mode) as run:
+            if run.latest() is not None:
+                require_same_config(run, loaded)
 
 
 def shorten(loaded: LoadedConfig) -> LoadedConfig:
@@ -284,7 +289,7 @@ def _facts(loaded: LoadedConfig, assembly: Assembly, meta: MetaModel, plan: Trai
     length = (
         f"{training.max_steps} (max_steps)"
         if training.max_steps
-        else f"{len(data.train):,} / {training.batch_size} x {training.epochs or 1:g} epochs"
+        else f"{len(data.train):,} / {training.batch_size} x {training.epochs or 1:g} epoch{'s' if (training.epochs or 1) != 1 else ''}"
     )
     facts = {
         "optimizer": _OPTIMIZERS.get(config.optimizer.name, config.optimizer.name),

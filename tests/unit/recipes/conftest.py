@@ -9,7 +9,30 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-WORDS = ["system", "user", "assistant", "hi", "hello", "there", "how", "are", "you", "fine", "thanks", "bye", "good", "bad", "film", "great", "awful", "ok", "a", "b", "c", "d"]
+WORDS = [
+    "system",
+    "user",
+    "assistant",
+    "hi",
+    "hello",
+    "there",
+    "how",
+    "are",
+    "you",
+    "fine",
+    "thanks",
+    "bye",
+    "good",
+    "bad",
+    "film",
+    "great",
+    "awful",
+    "ok",
+    "a",
+    "b",
+    "c",
+    "d",
+]
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>", "[CLS]", "[SEP]"]
 CHATML = (
     "{% for m in messages %}{{ '<s>' + m['role'] + '\n' + m['content'] + '</s>' + '\n' }}{% endfor %}"
@@ -38,6 +61,9 @@ def make_tokenizer(chat: bool) -> PreTrainedTokenizerFast:
         cls_token="[CLS]",
         sep_token="[SEP]",
         chat_template=CHATML if chat else None,
+        model_input_names=["input_ids", "attention_mask"]
+        if chat
+        else ["input_ids", "token_type_ids", "attention_mask"],
     )
 
 

@@ -34,7 +34,7 @@ def test_a_third_party_adds_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert isinstance(find_recipe("mine"), Mine)
     assert (Mine.name, SequenceClassification.name) == ("mine", "sequence_classification")
-    with pytest.raises(ValueError, match="already .*Mine"):
+    with pytest.raises(ValueError, match=r"already .*Mine"):
         register("mine")(SequenceClassification)
 
 

@@ -49,7 +49,10 @@ def test_mean_loss_equals_that_of_transformers(
     model = classifier(bert_folder, problem, labels.num_labels)
     task = ClassificationTask(labels, pad_token_id=0)
     batch = task.collate(with_labels(values))
-    theirs = {**batch, "labels": batch["labels"].double() if problem != "single_label_classification" else batch["labels"]}
+    theirs = {
+        **batch,
+        "labels": batch["labels"].double() if problem != "single_label_classification" else batch["labels"],
+    }
     with torch.no_grad():
         expected = model(**theirs).loss
         ours = task.loss_sum(model, batch) / task.num_targets(batch)
@@ -140,9 +143,7 @@ def test_output_head_sees_only_label_positions(llama_folder: Path) -> None:
     assert not model.lm_head._forward_pre_hooks  # the hook is gone
 
 
-def test_head_that_cannot_be_found_gives_the_same_logits(
-    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_head_that_cannot_be_found_gives_the_same_logits(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = language_model(llama_folder), CausalLMTask(0).collate(CHATS)
     with torch.no_grad():
         narrowed = label_logits(model, batch)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -77,10 +78,10 @@ def _convert(location: ModelLocation, file: Path, target: Path) -> None:
             tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
             model.save_pretrained(target)
             tokenizer.save_pretrained(target)
-    except (ValueError, KeyError, NotImplementedError, RuntimeError) as error:
+    except (ValueError, KeyError, IndexError, struct.error, NotImplementedError, RuntimeError, OSError) as error:
         raise ModelError(
             f"GGUF file {file.name} cannot be converted: {error}",
             where=location.where,
             possible="GGUF architectures that transformers reads (llama, qwen2, mistral, gemma2, phi3, ...)",
-            fix="use the original safetensors model instead",
+            fix="copy or download it again if it is truncated, or use the original safetensors model",
         ) from error
