@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from frostline.checkpoint.atomic import disk_errors, write_file
@@ -59,6 +58,9 @@ def save_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, dir
     if tensors:
         with disk_errors(directory / _TENSORS), _quiet():
             (directory / _TENSORS).mkdir()
+            # Imported where it is used: with what it imports it would cost `frostline plan` more than a second.
+            import torch.distributed.checkpoint as dcp
+
             writer = dcp.HuggingFaceStorageWriter(str(directory / _TENSORS))
             dcp.save({**tensors}, storage_writer=writer, no_dist=True)
     record = {"class": type(optimizer).__name__, "groups": groups, "state": state, "num_tensors": len(tensors)}
@@ -232,6 +234,8 @@ def _decode(value: Any, tensors: Mapping[str, Tensor], home: torch.device, where
 def _read_tensors(directory: Path, expected: int) -> dict[str, Tensor]:
     if expected == 0:
         return {}
+    import torch.distributed.checkpoint as dcp  # see save_optimizer
+
     try:
         with _quiet():
             reader = dcp.HuggingFaceStorageReader(str(directory))

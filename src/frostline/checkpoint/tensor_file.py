@@ -59,6 +59,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], shown: Mapping[str,
     with disk_errors(path):
         try:
             save_file(ready, str(aside), metadata={"format": "pt"})
+            os.chmod(aside, 0o666 & ~_umask())  # safetensors leaves files that only their owner can read
             sync_file(aside)
             with safe_open(str(aside), framework="pt") as stored:
                 found = {name: list(stored.get_slice(name).get_shape()) for name in _names(stored)}
@@ -67,6 +68,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], shown: Mapping[str,
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +31,7 @@ Checkpoint = Annotated[str, typer.Option("--checkpoint", metavar="best|latest|st
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
-class ExportTarget(str, Enum):
+class ExportTarget(StrEnum):
     """Formats of `frostline export`."""
 
     peft = "peft"

@@ -159,14 +159,15 @@ def _smoke(loaded: Any) -> None:
 
 def _print_result(folder: Path, result: Any) -> None:
     trained_part = next((folder / name for name in ("adapter", "trained") if (folder / name).exists()), folder)
-    files = [path for path in trained_part.resolve().glob("*.safetensors")]
-    size = sum(path.stat().st_size for path in files)
+    size = sum(path.stat().st_size for path in trained_part.resolve().glob("*.safetensors"))
     print()
     print(f"{result.steps:,} steps in {result.seconds:.0f} s" + (", stopped early" if result.stopped_early else ""))
     if result.best_metric is not None and result.best_value is not None:
         print(f"best      {result.best_metric} {result.best_value:.4f} at step {result.best_step:,}")
     if result.proof:
         print(f"proof     {result.proof}")
+    for remark in result.remarks:
+        print(f"note      {remark}")
     print(f"saved     {trained_part} ({size:,} bytes)")
     print(f"next      frostline evaluate {folder}")
 

@@ -1,4 +1,4 @@
-"""`frostline inspect`: what a run, a checkpoint or an adapter folder holds, in words; with `check` also whether it is whole."""
+"""`frostline inspect`: what a run, a checkpoint or an adapter folder holds, and with `check` whether it is whole."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ def _describe_run(directory: Path, check: bool) -> str:
         manifest = Manifest.read(path)
         marks = [word for word, target in (("latest", run.latest()), ("best", best)) if target == path]
         size = sum(int(entry["bytes"]) for entry in manifest.files.values())
-        lines.append(
-            f"           {path.name}  epoch {manifest.epoch or 0:.3g}  {size:,} bytes  {', '.join(marks)}".rstrip()
-        )
+        line = f"           {path.name}  epoch {manifest.epoch or 0:.3g}  {size:,} bytes  {', '.join(marks)}"
+        lines.append(line.rstrip())
         if check:
             _check(path, manifest)
     newest = best or run.latest()
@@ -59,10 +58,11 @@ def _describe_checkpoint(directory: Path, check: bool) -> list[str]:
     if check:
         _check(directory, manifest)
     base = manifest.base
+    identity = f"{base.dtype or 'dtype unknown'}, {base.fingerprint or 'no fingerprint'}"
     lines = [
         f"checkpoint {directory}",
         f"step       {manifest.step}",
-        f"base       {base.name_or_path or 'handed in'} ({base.dtype or 'dtype unknown'}, {base.fingerprint or 'no fingerprint'})",
+        f"base       {base.name_or_path or 'handed in'} ({identity})",
         f"plan       {manifest.plan_digest[:8]}",
         f"made with  {', '.join(f'{name} {version}' for name, version in sorted(manifest.versions.items()))}",
     ]
@@ -79,10 +79,11 @@ def _describe_checkpoint(directory: Path, check: bool) -> list[str]:
 def _describe_adapter(directory: Path) -> list[str]:
     file = read_adapter(directory)
     config = file.config
+    targets = ", ".join(file.targets[:3]) + (", ..." if len(file.targets) > 3 else "")
     return [
         f"adapter    LoRA rank {config['r']}, alpha {config['lora_alpha']}, dropout {config.get('lora_dropout', 0)}"
         + (", rank-stabilized" if config.get("use_rslora") else ""),
-        f"targets    {len(file.targets)} modules: {', '.join(file.targets[:3])}{', ...' if len(file.targets) > 3 else ''}",
+        f"targets    {len(file.targets)} modules: {targets}",
         f"in full    {', '.join(file.trained_in_full) or 'nothing'}",
         *_describe_tensors("tensors", dict(file.tensors)),
     ]

@@ -1,7 +1,7 @@
 """Scores of a classification or regression from predictions and truth; and how their tables look in a terminal.
 
-Pure functions of tensors. They agree with scikit-learn (`zero_division=0`, all labels counted), whose import would cost
-a second at every start; the tests hold the two against each other.
+The numbers are scikit-learn's, with all labels counted and `zero_division=0`. It is imported on the first call, because
+it takes a second that planning need not wait for.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 
@@ -20,17 +20,17 @@ def single_label_metrics(predicted: Tensor, truth: Tensor, names: Sequence[str])
         predicted, truth: [examples] int64, label numbers.
         names: of all labels; macro-F1 is the mean over all of them, also those without examples.
     """
-    num = len(names)
-    matrix = torch.bincount(truth * num + predicted, minlength=num * num).view(num, num).double()
-    hits = matrix.diagonal()
-    per_class = _per_class(hits, matrix.sum(0), matrix.sum(1), names)
+    from sklearn.metrics import accuracy_score, confusion_matrix
+
+    numbers = list(range(len(names)))
+    per_class = _per_class(predicted, truth, names, labels=numbers)
     return {
-        "accuracy": float(hits.sum() / max(len(truth), 1)),
-        "macro_f1": sum(row["f1"] for row in per_class.values()) / num,
+        "accuracy": float(accuracy_score(truth.numpy(), predicted.numpy())),
+        "macro_f1": _macro_f1(per_class),
         "report": {
             "labels": list(names),
             "per_class": per_class,
-            "confusion_matrix": matrix.long().tolist(),
+            "confusion_matrix": confusion_matrix(truth.numpy(), predicted.numpy(), labels=numbers).tolist(),
         },
     }
 
@@ -41,13 +41,13 @@ def label_set_metrics(predicted: Tensor, truth: Tensor, names: Sequence[str]) ->
     Args:
         predicted, truth: [examples, num_labels] bool.
     """
-    hits = (predicted & truth).sum(0).double()
-    per_class = _per_class(hits, predicted.sum(0).double(), truth.sum(0).double(), names)
-    total = predicted.sum() + truth.sum()
+    from sklearn.metrics import accuracy_score, f1_score
+
+    per_class = _per_class(predicted, truth, names, labels=None)
     return {
-        "exact_match": float((predicted == truth).all(-1).double().mean()),
-        "micro_f1": float(2 * hits.sum() / total) if total else 0.0,
-        "macro_f1": sum(row["f1"] for row in per_class.values()) / len(names),
+        "exact_match": float(accuracy_score(truth.numpy(), predicted.numpy())),
+        "micro_f1": float(f1_score(truth.numpy(), predicted.numpy(), average="micro", zero_division=0)),
+        "macro_f1": _macro_f1(per_class),
         "report": {"labels": list(names), "per_class": per_class},
     }
 
@@ -58,26 +58,29 @@ def regression_metrics(predicted: Tensor, truth: Tensor) -> dict[str, Any]:
     Args:
         predicted, truth: [examples] float64.
     """
-    difference = predicted - truth
-    metrics = {"mse": float(difference.square().mean()), "mae": float(difference.abs().mean())}
-    x, y = predicted - predicted.mean(), truth - truth.mean()
-    spread = float(x.norm() * y.norm())
-    if spread > 0:
-        metrics["pearson"] = float(x @ y) / spread
+    from sklearn.metrics import mean_absolute_error, mean_squared_error
+
+    ours, theirs = predicted.numpy(), truth.numpy()
+    metrics = {"mse": float(mean_squared_error(theirs, ours)), "mae": float(mean_absolute_error(theirs, ours))}
+    if ours.std() > 0 and theirs.std() > 0:
+        metrics["pearson"] = float(np.corrcoef(ours, theirs)[0, 1])
     return metrics
 
 
-def _per_class(hits: Tensor, predicted: Tensor, support: Tensor, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    table: dict[str, dict[str, float]] = {}
-    columns = zip(names, hits.tolist(), predicted.tolist(), support.tolist(), strict=True)
-    for name, hit, num_predicted, num_true in columns:
-        table[name] = {
-            "precision": hit / num_predicted if num_predicted else 0.0,
-            "recall": hit / num_true if num_true else 0.0,
-            "f1": 2 * hit / (num_predicted + num_true) if num_predicted + num_true else 0.0,
-            "support": int(num_true),
-        }
-    return table
+def _per_class(
+    predicted: Tensor, truth: Tensor, names: Sequence[str], *, labels: Sequence[int] | None
+) -> dict[str, dict[str, float]]:
+    from sklearn.metrics import precision_recall_fscore_support
+
+    columns = precision_recall_fscore_support(truth.numpy(), predicted.numpy(), labels=labels, zero_division=0)
+    return {
+        name: {"precision": float(precision), "recall": float(recall), "f1": float(f1), "support": int(support)}
+        for name, precision, recall, f1, support in zip(names, *columns, strict=True)
+    }
+
+
+def _macro_f1(per_class: Mapping[str, Mapping[str, float]]) -> float:
+    return sum(row["f1"] for row in per_class.values()) / len(per_class)
 
 
 def render_report(report: Mapping[str, Any]) -> str:

@@ -217,6 +217,7 @@ class Prover:
         Raises:
             PlanMismatchError: a frozen tensor changed.
         """
+        self._drop_hooks()
         now = self._digests()
         moved = [name for name, bits in self._frozen_bits.items() if now.get(name) != bits]
         if moved:

@@ -134,7 +134,7 @@ def train(
         extra_files=extra_files,
         keep=config.checkpoint.keep,
     )
-    truncate_to(run.path / METRICS_FILE, state.done)
+    truncate_to(run.path / METRICS_FILE, state.done if state.done else -1)  # -1: the evaluation at the start too
     trackers = open_trackers(
         config.tracking, run.path, config.model_dump(mode="json"), done=state.done, origins=origins
     )
@@ -144,6 +144,13 @@ def train(
     report: Any = None
     set_training_mode(model, plan)
     with Reporter(view, run.path / METRICS_FILE, trackers, task.unit) as reporter:
+        evaluation = config.evaluation
+        if watch and validation_examples and evaluation.at_start and evaluation.every != "never" and not state.done:
+            started = time.perf_counter()
+            metrics = validate(validation_examples)
+            watch.require(metrics, origins.at("evaluation", "best", "metric"))
+            seconds = time.perf_counter() - started
+            reporter.evaluation(0, 0.0, scalars(metrics), is_best=False, seconds=seconds)
         while state.done < total_steps and not state.stopped_early:
             started, step = time.perf_counter(), state.done
             lr = schedule.set_learning_rates(optimizer, step)
@@ -168,7 +175,7 @@ def train(
             reporter.step(StepReport(state.done, state.epoch, loss_value, lr, norm_value, batch.num_units, seconds))
 
             is_best = False
-            if watch is not None and validation_examples and due(config.evaluation.every, state.done):
+            if watch and validation_examples and due(evaluation.every, state.done):
                 started = time.perf_counter()
                 metrics = validate(validation_examples)
                 state.metrics, report = scalars(metrics), metrics.get("report")

@@ -132,6 +132,7 @@ def toy_config(**sections: Any) -> Config:
         "device": "cpu",
         "training": {"batch_size": 8, "epochs": 2},
         "optimizer": {"lr": 0.01},
+        "evaluation": {"at_start": False},
         "checkpoint": {"every": "epoch", "keep": 100},
     }
     for name, section in sections.items():

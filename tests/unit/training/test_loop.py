@@ -196,6 +196,18 @@ def test_an_unknown_best_metric_is_refused_with_the_real_ones(toy: Any):
         toy.train(evaluation={"best": {"metric": "f1", "mode": "max"}})
 
 
+def test_the_base_is_scored_before_the_first_step_and_never_counts_as_best(toy: Any):
+    task = toy.task(scores=[0.9, 0.5, 0.6], default_metric=("score", "max"))
+    outcome = toy.train(task=task, evaluation={"at_start": True})
+    records = [json.loads(line) for line in (outcome.path / "metrics.jsonl").read_text().splitlines()]
+    assert [(r["step"], r["validation_score"]) for r in records if "validation_score" in r] == [
+        (0, 0.9),
+        (3, 0.5),
+        (6, 0.6),
+    ]
+    assert (outcome.result.best_value, outcome.result.best_step) == (0.6, 6)
+
+
 def test_early_stopping_ends_the_run_and_a_resume_does_nothing_more(toy: Any):
     settings: dict[str, Any] = {
         "training": {"max_steps": 20},
