@@ -11,17 +11,16 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from frostline.adapters import PEFT, adapters_of, find_targets, inject, parse_method, planned_params
+from frostline.adapters import PEFT, InjectedAdapter, adapters_of, find_targets, inject, parse_method, planned_params
 from frostline.adapters.base import DEFAULT_NAME
 from frostline.adapters.targets import Targets
 from frostline.config.origin import Origins
-from frostline.errors import AdapterError, FrostlineError, Problem, SelectorError
+from frostline.errors import AdapterError, ConfigError, FrostlineError, Problem, SelectorError
 from frostline.trainability import (
     AdapterTargets,
     FreezeRules,
     Rule,
     TrainabilityPlan,
-    attach_plan,
     built_flags,
     detach_plan,
     hold_in_eval,
@@ -33,13 +32,16 @@ from frostline.tree import ModuleTree, canonical_named_parameters, set_trainable
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
+# Two adapters that differ in these only are one and the same: the targets are compared as resolved, and initial values
+# are no part of what an adapter is.
+_FREE_KEYS = frozenset({"target_modules", "exclude_modules", "seed", "dtype"})
+
 
 @dataclass(frozen=True)
 class _Resolved:
     plan: TrainabilityPlan
     method: PEFT | None
     targets: Targets | None
-    flags: Mapping[str, bool]
 
 
 def resolve(
@@ -75,7 +77,7 @@ def prepare(
     origins: Origins | None = None,
     adapter: str = DEFAULT_NAME,
 ) -> tuple[ModelT, TrainabilityPlan]:
-    """Inject adapters into `model`, apply the plan to it and attach the plan. Mutates and returns `model`.
+    """Inject adapters into `model` and apply the plan to it. Mutates and returns `model`.
 
     Arguments and errors are those of `resolve`; nothing is changed when it raises. `adapter` names the new adapter.
 
@@ -86,7 +88,6 @@ def prepare(
     if resolved.method is not None and not adapters_of(model):
         inject(model, resolved.method, adapter=adapter, targets=resolved.targets)
     resolved.plan.apply(model)
-    attach_plan(model, resolved.plan, resolved.flags)
     return model, resolved.plan
 
 
@@ -106,7 +107,7 @@ def _resolve(
     peft: PEFT | Mapping[str, Any] | None,
     new: Iterable[str],
     origins: Origins | None,
-    adapter: str = DEFAULT_NAME,
+    adapter: str | None = None,
 ) -> _Resolved:
     origins = origins or Origins()
     problems: list[Problem] = []
@@ -130,6 +131,9 @@ def _resolve(
         raise kinds[0].from_problems(problems)
     tree = ModuleTree.from_model(model)
     new_paths = frozenset(new)
+    _require_known(new_paths, tree)
+    if adapter is None:  # whatever the model's adapter is called
+        adapter = next(iter(adapters_of(model)), DEFAULT_NAME)
     flags = built_flags(model) or {ref.path: ref.requires_grad for ref in tree.params if not ref.is_adapter}
     targets = None
     additions = None
@@ -143,7 +147,7 @@ def _resolve(
             targets.notes,
         )
     plan = resolve_plan(tree, rules, adapters=additions, new=new_paths, built_flags=flags)
-    return _Resolved(plan, method, targets, flags)
+    return _Resolved(plan, method, targets)
 
 
 def _targets(
@@ -177,11 +181,40 @@ def _targets(
     if problems:
         raise SelectorError.from_problems(problems)
     present = adapters_of(model)
-    if present and (adapter not in present or set(present[adapter].targets) != {t.path for t in targets.targets}):
+    differences = _differences(present, method, targets, adapter) if present else ""
+    if differences:
         raise AdapterError(
-            f"the model already has adapters ({', '.join(present)}) that are not what this config asks for",
+            f"the model already has adapters ({', '.join(present)}) that are not what this config asks for: "
+            f"{differences}",
             where=origins.at(),
             possible="a bare model, or one prepared with the same `peft` block",
             fix="start from a freshly loaded base model",
         )
     return targets
+
+
+def _differences(present: Mapping[str, InjectedAdapter], method: PEFT, targets: Targets, adapter: str) -> str:
+    """How the adapter that the model has differs from the wanted one, in words; empty if it does not."""
+    held = present.get(adapter)
+    if held is None:
+        return f"none is named {adapter}"
+    if set(held.targets) != {target.path for target in targets.targets}:
+        return f"{len(held.targets)} modules are adapted, {len(targets.targets)} are wanted"
+    theirs, ours = held.method.to_config(), method.to_config()
+    return ", ".join(
+        f"{key} is {theirs.get(key)}, not {ours.get(key)}"
+        for key in sorted({*theirs, *ours} - _FREE_KEYS)
+        # None stands for a default that only the method knows.
+        if theirs.get(key) != ours.get(key) and theirs.get(key) is not None and ours.get(key) is not None
+    )
+
+
+def _require_known(new: frozenset[str], tree: ModuleTree) -> None:
+    unknown = sorted(new - tree.param_index.keys())
+    if unknown:
+        raise ConfigError(
+            f"{', '.join(unknown)} in `new`, but the model has no such parameter",
+            where="new",
+            possible="paths of parameters, such as " + ", ".join(list(tree.param_index)[-3:]),
+            fix="correct the path",
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from frostline.config.origin import Key, Origins
@@ -20,12 +20,13 @@ def parse_selectors(value: Any, origins: Origins | None = None) -> tuple[Selecto
     Raises:
         SelectorError: one problem for each malformed entry.
     """
-    entries = cast("list[Any]", value) if isinstance(value, list) else [value]
+    is_list = isinstance(value, (list, tuple))
+    entries = list(cast("Sequence[Any]", value)) if is_list else [value]
     origins = origins or Origins()
     problems: list[Problem] = []
     selectors: list[Selector] = []
     for index, entry in enumerate(entries):
-        keys: tuple[Key, ...] = (index,) if isinstance(value, list) else ()
+        keys: tuple[Key, ...] = (index,) if is_list else ()
         selector = _parse(entry, origins.below(*keys), problems)
         if selector is not None:
             selectors.append(selector)
@@ -61,12 +62,9 @@ def _parse(value: Any, origins: Origins, problems: list[Problem]) -> Selector | 
     if isinstance(value, str):
         return _build(_BARE_KIND, value, {}, origins, problems)
     if not isinstance(value, Mapping):
-        shown = (
-            {True: "true", False: "false", None: "null"}.get(value, repr(value)) if _is_scalar(value) else repr(value)
-        )
         problems.append(
             Problem(
-                f"{shown} is not a selector",
+                f"{_as_written(value)} is not a selector",
                 where,
                 "a module name such as `encoder`, or a mapping with one of: " + ", ".join(_writable_kinds()),
                 "write a name, or remove the key; `[]` selects nothing",
@@ -90,20 +88,20 @@ def _parse(value: Any, origins: Origins, problems: list[Problem]) -> Selector | 
         return None
     options = known_kinds()[kinds[0]].options
     allowed = {kinds[0], *_MODIFIERS, *options}
-    for key in mapping:
-        if key not in allowed:
-            hints = difflib.get_close_matches(str(key), sorted(allowed), n=1)
-            problems.append(
-                Problem(
-                    f"unknown key `{key}` in a `{kinds[0]}` selector",
-                    str(origins.at(key)),
-                    f"nearest: {hints[0]}" if hints else "keys: " + ", ".join(sorted(allowed)),
-                    "correct or remove the key",
-                )
+    unknown = [key for key in mapping if key not in allowed]
+    for key in unknown:
+        hints = difflib.get_close_matches(str(key), sorted(allowed), n=1)
+        problems.append(
+            Problem(
+                f"unknown key `{key}` in a `{kinds[0]}` selector",
+                str(origins.at(key)),
+                f"nearest: {hints[0]}" if hints else "keys: " + ", ".join(sorted(allowed)),
+                "correct or remove the key",
             )
-            return None
-    given = {key: mapping[key] for key in options if key in mapping}
-    return _build(kinds[0], mapping[kinds[0]], {**given, **_modifiers(mapping)}, origins, problems)
+        )
+    given = {key: mapping[key] for key in (*options, *_MODIFIERS) if key in mapping}
+    selector = _build(kinds[0], mapping[kinds[0]], given, origins, problems)
+    return None if unknown else selector
 
 
 def _build(
@@ -155,10 +153,6 @@ def _build(
     return Selector(kind, within, excepts, bool(optional), origins.at())
 
 
-def _modifiers(mapping: Mapping[Any, Any]) -> dict[str, Any]:
-    return {key: mapping[key] for key in _MODIFIERS if key in mapping}
-
-
 def _writable_kinds() -> list[str]:
     return [key for key in known_kinds() if key != _BARE_KIND]
 
@@ -167,5 +161,8 @@ def _module_kinds() -> list[str]:
     return [key for key, kind in known_kinds().items() if kind.selects == "modules" and key != _BARE_KIND]
 
 
-def _is_scalar(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float))
+def _as_written(value: Any) -> str:
+    """A wrong value in the spelling of YAML."""
+    if value is None or isinstance(value, bool):
+        return {True: "true", False: "false", None: "null"}[value]
+    return repr(value)

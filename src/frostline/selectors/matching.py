@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from frostline.selectors.selector import Selector
 
 
+class NothingFound(LookupError):
+    """A kind cannot be applied because the model has no such part; an `optional` selector then selects nothing."""
+
+
 @dataclass(frozen=True)
 class Selection:
     """What one selector selects in one tree.
@@ -49,6 +53,8 @@ def find_selection(selector: Selector, tree: ModuleTree) -> Selection:
     try:
         found = selector.kind.find(tree, scope)
     except LookupError as error:
+        if selector.optional and isinstance(error, NothingFound):
+            return Selection((), bytearray(len(tree.modules)), bytearray(len(tree.params)))
         raise SelectorError(
             f"{selector} cannot be applied to this model: {error.args[0]}",
             where=selector.origin,

@@ -39,7 +39,8 @@ class Kind(Protocol):
     def find(self, tree: ModuleTree, scope: bytearray | None) -> list[int]:
         """Indices of the matching modules (or parameters) of `tree`, adapters excluded for modules.
 
-        `scope` masks the modules that `within` leaves. Raises LookupError with the reason in plain words.
+        `scope` masks the modules that `within` leaves. Raises LookupError with the reason in plain words
+        (`NothingFound` where the model simply has no such part).
         """
         ...
 

@@ -14,19 +14,20 @@ if TYPE_CHECKING:
     from frostline.selectors.selector import Selector
 
 MAX_SUGGESTIONS = 5
+_NUMBER = re.compile(r"[0-9]+")
 
 
 def nearest(value: str, candidates: Sequence[str], limit: int = MAX_SUGGESTIONS) -> list[str]:
-    """The candidates most like `value`, best first; those that contain its plain text come before merely similar ones."""
+    """The candidates most like `value`, best first; those that contain its plain text come first."""
     plain = re.sub(r"[*?\[\]^$\\()|+]", "", value).strip(".")
-    unique = list(dict.fromkeys(candidates))
+    unique = _representatives(list(dict.fromkeys(candidates)), plain)
     containing = [name for name in unique if plain and plain.lower() in name.lower()]
     similar = difflib.get_close_matches(plain, unique, n=limit, cutoff=0.6)
     return list(dict.fromkeys(containing[:limit] + similar))[:limit]
 
 
 def tails(paths: Sequence[str], num_components: int) -> list[str]:
-    """The last `num_components` components of each path, each once, numbers of blocks folded away."""
+    """The last `num_components` components of each path, each once."""
     return list(dict.fromkeys(".".join(path.split(".")[-num_components:]) for path in paths if path))
 
 
@@ -35,6 +36,17 @@ def describe_miss(selector: Selector, tree: ModuleTree, *, role: str = "", match
     label = f"`{role}` of the selector" if role else "selector"
     base_modules = [ref.path for ref in tree.modules if not ref.is_adapter]
     param_paths = [ref.path for ref in tree.params]
+    narrowed = [] if matches or (selector.within is None and not selector.excepts) else _found_by_kind(selector, tree)
+    if narrowed:
+        refs = tree.params if selector.selects_params else tree.modules
+        what = "parameters" if selector.selects_params else "modules"
+        return Problem(
+            f"{label} {selector} selects nothing: {selector.kind} matches {len(narrowed)} {what}, "
+            f"but {'`within`' if selector.within is not None else '`except`'} leaves none of them",
+            str(selector.origin),
+            f"matched: {', '.join(refs[index].path or 'the root' for index in narrowed[:MAX_SUGGESTIONS])}",
+            "correct `within` or `except`, or add `optional: true`",
+        )
     if matches:
         names = ", ".join(tree.modules[index].path or "the root" for index in matches[:MAX_SUGGESTIONS])
         return Problem(
@@ -51,7 +63,7 @@ def describe_miss(selector: Selector, tree: ModuleTree, *, role: str = "", match
                 f"{label} {selector} matched 0 parameters: a `param` pattern covers the full path",
                 str(selector.origin),
                 f"{len(tailed)} parameters end in that name, {tailed[0]} among them",
-                f'write {{param: "*.{selector.kind.pattern}"}}',
+                f'write {{param: "{_full_pattern(selector.kind.pattern, tailed)}"}}',
             )
     elif selector.kind.key == "type":
         what = "modules"
@@ -64,9 +76,7 @@ def describe_miss(selector: Selector, tree: ModuleTree, *, role: str = "", match
                 f"{label} {selector} names a parameter, but here a module is meant",
                 str(selector.origin),
                 f"parameters of that name: {', '.join(named[:MAX_SUGGESTIONS])}",
-                f'write {{param: "*.{selector.kind.pattern.removeprefix("*.")}"}}'
-                if "." not in selector.kind.pattern.removeprefix("*.")
-                else f'write {{param: "{named[0]}"}}',
+                f'write {{param: "{_full_pattern(selector.kind.pattern, named)}"}}',
             )
     pattern = selector.kind.pattern
     found: list[str] = []
@@ -87,6 +97,32 @@ def describe_miss(selector: Selector, tree: ModuleTree, *, role: str = "", match
         possible,
         "correct the name, or add `optional: true` if this model need not have it",
     )
+
+
+def _found_by_kind(selector: Selector, tree: ModuleTree) -> list[int]:
+    try:
+        return selector.kind.find(tree, None)
+    except LookupError:
+        return []
+
+
+def _full_pattern(pattern: str, named: Sequence[str]) -> str:
+    """A `param` pattern that covers the full path of all the parameters `named`, whose path `pattern` is a tail of."""
+    plain = pattern.removeprefix("*.")
+    if plain not in named:
+        return f"*.{plain}"
+    return plain if len(named) == 1 else f"*{plain}"
+
+
+def _representatives(candidates: list[str], plain: str) -> list[str]:
+    """Of names that differ in numbers only, those with the numbers of `plain` and else the first: blocks are alike."""
+    wanted = _NUMBER.findall(plain)
+    chosen: dict[str, str] = {}
+    for name in candidates:
+        folded = _NUMBER.sub("#", name)
+        if folded not in chosen or (wanted and _NUMBER.findall(name) == wanted):
+            chosen[folded] = name
+    return list(chosen.values())
 
 
 def _params_named(pattern: str, param_paths: Sequence[str]) -> list[str]:

@@ -23,7 +23,8 @@ def bind_decisions(plan: TrainabilityPlan, tree: ModuleTree, step: str) -> tuple
     """Decisions for `tree`, and a note that lists what `step` added (empty if nothing). Mutates nothing.
 
     Raises:
-        PlanMismatchError: a planned parameter vanished without a replacement, or has another shape.
+        PlanMismatchError: a planned parameter vanished without a replacement, has another shape, is to train with an
+            integer dtype, or has become one tensor with a parameter that is decided differently.
     """
     names = {ref.path for ref in tree.params}
     added = [index for index, ref in enumerate(tree.params) if ref.path not in plan.decisions]
@@ -42,11 +43,36 @@ def bind_decisions(plan: TrainabilityPlan, tree: ModuleTree, step: str) -> tuple
                 possible="steps that keep the global shape of a parameter",
                 fix="make the plan after the step that resizes the model",
             )
-        aliases = tuple(tree.params[other].path for other in tree.names_of_tensor.get(index, ())[1:])
-        decisions.append(replace(known or verdicts[index], path=ref.path, aliases=aliases))
+        names_here = tree.names_of_tensor.get(index, (index,))
+        chosen = _agreed(plan, tree, names_here, verdicts, step)
+        aliases = tuple(tree.params[other].path for other in names_here[1:])
+        if chosen.trains and not (ref.dtype.is_floating_point or ref.dtype.is_complex):
+            raise PlanMismatchError(
+                f"{ref.path} is to train, but its dtype is {ref.dtype_name} now",
+                where=f"bind after {step}",
+                possible="floating-point parameters train; integer and packed ones cannot",
+                fix=f"freeze it, or leave it out of {step}",
+            )
+        decisions.append(replace(chosen, path=ref.path, aliases=aliases))
     listed = [tree.params[index].path for index in added]
     more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
     return tuple(decisions), f"added by {step}: {', '.join(listed[:5])}{more}" if listed else ""
+
+
+def _agreed(
+    plan: TrainabilityPlan, tree: ModuleTree, names: Sequence[int], verdicts: Mapping[int, Decision], step: str
+) -> Decision:
+    """The one decision for a tensor with these names: a planned or explicit one counts before the flag it came with."""
+    known = {tree.params[index].path: plan.decisions.get(tree.params[index].path) or verdicts[index] for index in names}
+    firm = {path: decision for path, decision in known.items() if path in plan.decisions or decision.rule.is_explicit}
+    if len({decision.trains for decision in firm.values()}) > 1:
+        raise PlanMismatchError(
+            f"{' and '.join(firm)} are one tensor now, but the plan both freezes and trains it",
+            where=f"bind after {step}",
+            possible="the rules that disagree:\n" + "\n".join(f"{path}: {entry.rule}" for path, entry in firm.items()),
+            fix="make the plan after the weights were tied",
+        )
+    return next(iter(firm.values()), next(iter(known.values())))
 
 
 def _require_replacements(plan: TrainabilityPlan, names: set[str], added: set[str], step: str) -> None:
@@ -87,5 +113,4 @@ def _decide_added(plan: TrainabilityPlan, tree: ModuleTree, added: Sequence[int]
 
 def _decision(ref: ParamRef, trains: bool, rule: Rule) -> Decision:
     kind = "adapter" if ref.is_adapter else "base"
-    dtype = str(ref.dtype).removeprefix("torch.")
-    return Decision(ref.path, trains, rule, "", ref.num_elements, ref.shape, dtype, kind)
+    return Decision(ref.path, trains, rule, "", ref.num_elements, ref.shape, ref.dtype_name, kind)

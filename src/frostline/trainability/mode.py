@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import nn
 
-from frostline.tree import canonical_named_modules
+from frostline.tree import canonical_named_modules, unwrap
 
 if TYPE_CHECKING:
     from frostline.trainability.plan import TrainabilityPlan
 
 
 def _stay_in_eval(module: nn.Module, mode: bool = True) -> nn.Module:
-    """Replaces `train` of a wholly frozen subtree: dropout stays off and normalization statistics do not move."""
+    """Stands for `train` of a wholly frozen subtree: dropout stays off and normalization statistics do not move."""
     del mode
     return nn.Module.train(module, False)
 
 
 def hold_in_eval(model: nn.Module, roots: Iterable[str]) -> None:
-    """Put the subtrees at `roots` into evaluation mode and keep them there; release every other one."""
+    """Put the subtrees at `roots` into evaluation mode and keep them there; release every other one.
+
+    What is released takes the mode that the model is in.
+    """
     wanted = set(roots)
-    for path, module in canonical_named_modules(model):
-        held = "train" in module.__dict__
-        if path in wanted and not held:
-            # On the instance: `nn.Module.train` recurses through `child.train(mode)`, so the parent's call ends here.
-            module.__dict__["train"] = types.MethodType(_stay_in_eval, module)
-            module.train()
-        elif path not in wanted and held and getattr(module.__dict__["train"], "__func__", None) is _stay_in_eval:
+    modules = list(canonical_named_modules(model))
+    # By identity, because a shared module may be a root under one of its paths only.
+    kept = {id(module): module for path, module in modules if path in wanted}
+    for _, module in modules:
+        if id(module) not in kept and _is_held(module):
             del module.__dict__["train"]
+            module.train(unwrap(model).training)
+    for module in kept.values():
+        # On the instance: `nn.Module.train` recurses through `child.train(mode)`, so the parent's call ends here. A
+        # partial and not a bound method, because a model that holds one of itself could not be pickled.
+        module.__dict__["train"] = partial(_stay_in_eval, module)
+        module.train()
+
+
+def _is_held(module: nn.Module) -> bool:
+    train = module.__dict__.get("train")
+    return isinstance(train, partial) and train.func is _stay_in_eval
 
 
 def set_training_mode(model: nn.Module, plan: TrainabilityPlan) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,8 @@ from frostline.trainability.bind import bind_decisions
 from frostline.trainability.decision import Decision
 from frostline.trainability.mode import hold_in_eval
 from frostline.trainability.report import render_plan
-from frostline.trainability.rules import FreezeRules
 from frostline.trainability.rows import ModuleRow, module_rows
+from frostline.trainability.rules import FreezeRules
 from frostline.trainability.verify import diff_plans, verify_plan
 from frostline.tree import ModuleTree, canonical_named_parameters, set_trainable, unwrap
 
@@ -133,7 +133,9 @@ class TrainabilityPlan:
         return sum(entry.num_elements for entry in self.decisions.values())
 
     def apply(self, model: nn.Module) -> None:
-        """Set every flag of `model` as planned and hold wholly frozen subtrees in evaluation mode. Mutates `model`.
+        """Set every flag of `model` as planned, hold wholly frozen subtrees in evaluation mode, attach the plan.
+
+        Mutates `model`; `frostline.plan_of(model)` is this plan afterwards.
 
         Raises:
             PlanMismatchError: the model has other parameters than the plan.
@@ -143,11 +145,13 @@ class TrainabilityPlan:
         gone = [path for path in self.decisions if path not in params]
         if unknown or gone:
             raise PlanMismatchError(
-                f"the model has {len(unknown)} parameters that the plan does not know and lacks {len(gone)} that it has",
+                f"the model has {len(unknown)} parameters unknown to the plan and lacks {len(gone)} of it",
                 where="plan.apply",
                 possible=f"unknown: {unknown[:5]}; gone: {gone[:5]}",
                 fix="resolve the plan on this model, or call plan.bind(model) after the step that replaced parameters",
             )
+        flags = {path: param.requires_grad for path, param in canonical_named_parameters(model)}
+        attach_plan(model, self, {**flags, **(built_flags(model) or {})})
         for path, param in params.items():
             set_trainable(param, self.decisions[path].trains)
         hold_in_eval(model, self.frozen_roots if self.frozen_mode == "eval" else ())
@@ -170,7 +174,6 @@ class TrainabilityPlan:
             notes=self.notes + ((note,) if note else ()),
         )
         bound.apply(model)
-        attach_plan(model, bound)
         return bound
 
     def verify(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -243,17 +246,9 @@ class _Attached:
     built_flags: Mapping[str, bool]
 
 
-def attach_plan(model: nn.Module, plan: TrainabilityPlan, built_flags: Mapping[str, bool] | None = None) -> None:
+def attach_plan(model: nn.Module, plan: TrainabilityPlan, built_flags: Mapping[str, bool]) -> None:
     """Remember `plan` on the (unwrapped) model, with the flags that the model was built with."""
-    target = unwrap(model)
-    held = target.__dict__.get(_ATTRIBUTE)
-    if built_flags is None:
-        built_flags = held.built_flags if isinstance(held, _Attached) else {}
-    target.__dict__[_ATTRIBUTE] = (
-        replace(held, plan=plan, built_flags=built_flags)
-        if isinstance(held, _Attached)
-        else _Attached(plan, built_flags)
-    )
+    unwrap(model).__dict__[_ATTRIBUTE] = _Attached(plan, built_flags)
 
 
 def detach_plan(model: nn.Module) -> None:
@@ -262,10 +257,10 @@ def detach_plan(model: nn.Module) -> None:
 
 
 def plan_of(model: nn.Module) -> TrainabilityPlan:
-    """The plan that `prepare` attached to `model`.
+    """The plan that `prepare`, `plan.apply` or `plan.bind` put into force on `model` last.
 
     Raises:
-        PlanMismatchError: the model was never prepared.
+        PlanMismatchError: the model has none.
     """
     held = unwrap(model).__dict__.get(_ATTRIBUTE)
     if not isinstance(held, _Attached):

@@ -6,6 +6,7 @@ hooks for a few steps and two passes of hashing over the frozen tensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -46,14 +47,17 @@ class Prover:
 
     def __post_init__(self) -> None:
         self._params = dict(canonical_named_parameters(self.model, unique=True))
-        self._frozen_buffers = _frozen_buffers(self.model, self.plan)
-        self._frozen_bits = self._digests()
-        self._versions: dict[str, int] = {}
+        still = self._still_tensors()
+        self._num_buffers = len(still) - len(self.plan.frozen)
+        self._frozen_bits = {name: tensor_digest(tensor) for name, tensor in still.items()}
+        # Taken here and not before the step: a forward pass moves normalization statistics too.
+        self._versions = {name: (tensor, tensor._version) for name, tensor in still.items()}
         self._trained_bits: dict[str, str] = {}
         self._pending: set[str] | None = None  # trained tensors whose gradient was exactly zero so far
         self._watched_steps = 0
         self._in_step = False
-        self._ran: set[str] = set()
+        self._ran: dict[str, set[str]] = {"training": set(), "evaluation": set()}
+        self._phase = "training"
         self._hooks: list[RemovableHandle] = []
         self._evaluated = False
         self._hook_adapted()
@@ -73,7 +77,6 @@ class Prover:
             self._require_forward("training")
             self._drop_hooks()
             self._trained_bits = {path: tensor_digest(self._params[path]) for path in self.plan.trainable}
-            self._versions = {name: tensor._version for name, tensor in self._still_tensors().items()}
         looked_at = self.plan.trainable if self._pending is None else sorted(self._pending)
         missing, infinite, zero = self._sort_gradients(looked_at)
         if missing:
@@ -108,19 +111,21 @@ class Prover:
 
     def _sort_gradients(self, paths: Any) -> tuple[list[str], list[str], list[str]]:
         missing = [path for path in paths if self._params[path].grad is None]
-        present = [(path, grad) for path in paths if (grad := self._params[path].grad) is not None]
-        if not present:
-            return missing, [], []
-        # Norms in one batch: one transfer to the host instead of one for each tensor.
-        norms = torch.stack([grad.detach().abs().max().float().to("cpu") for _, grad in present])
-        infinite = [path for (path, _), norm in zip(present, norms, strict=True) if not bool(torch.isfinite(norm))]
-        zero = [path for (path, _), norm in zip(present, norms.tolist(), strict=True) if norm == 0.0]
+        largest = _largest({path: grad for path in paths if (grad := self._params[path].grad) is not None})
+        infinite = [path for path, value in largest.items() if not math.isfinite(value)]
+        zero = [path for path, value in largest.items() if value == 0.0]
         return missing, infinite, zero
 
     def _require_still(self) -> None:
-        moved = [name for name, tensor in self._still_tensors().items() if tensor._version != self._versions[name]]
-        # The counter also counts writes of equal values; only a change of bits is a fault.
-        moved = [name for name in moved if tensor_digest(self._still_tensors()[name]) != self._frozen_bits[name]]
+        still = self._still_tensors()
+        # The counter of writes spares reading every frozen weight. It also counts writes of equal values, which are no
+        # fault, and misses what fused kernels do to statistics: buffers, which are small, are read in any case.
+        touched = [
+            name
+            for name, (tensor, version) in self._versions.items()
+            if still.get(name) is not tensor or tensor._version != version or not isinstance(tensor, nn.Parameter)
+        ]
+        moved = [name for name in touched if name not in still or tensor_digest(still[name]) != self._frozen_bits[name]]
         if moved:
             raise PlanMismatchError(
                 f"frozen tensors changed in the first step: {_some(moved)}",
@@ -166,8 +171,9 @@ class Prover:
     def evaluation_begin(self) -> None:
         """Start to watch the first evaluation batch; later calls do nothing."""
         if not self._evaluated:
-            self._ran = set()
-            self._hook_adapted()
+            self._phase = "evaluation"
+            if not self._hooks:
+                self._hook_adapted()
 
     def evaluation_end(self) -> None:
         """Check that every adapted module ran in that batch.
@@ -176,9 +182,11 @@ class Prover:
             TrainingError: an adapter was bypassed.
         """
         if not self._evaluated:
+            self._phase = "training"
             self._require_forward("evaluation")
-            self._drop_hooks()
             self._evaluated = True
+            if self._watched_steps:  # else the hooks still wait for the first training step
+                self._drop_hooks()
 
     def _hook_adapted(self) -> None:
         targets = set(self.plan.adapters.rules) if self.plan.adapters else set[str]()
@@ -189,13 +197,13 @@ class Prover:
     def _note_run(self, path: str) -> Any:
         def note(module: nn.Module, args: Any) -> None:
             del module, args
-            self._ran.add(path)
+            self._ran[self._phase].add(path)
 
         return note
 
     def _require_forward(self, phase: str) -> None:
         targets = self.plan.adapters.rules if self.plan.adapters else {}
-        missed = [path for path in targets if path not in self._ran]
+        missed = [path for path in targets if path not in self._ran[phase]]
         if missed:
             raise TrainingError(
                 f"the adapters of {_some(missed)} did not run in {phase}",
@@ -218,8 +226,10 @@ class Prover:
             PlanMismatchError: a frozen tensor changed.
         """
         self._drop_hooks()
-        now = self._digests()
-        moved = [name for name, bits in self._frozen_bits.items() if now.get(name) != bits]
+        still = self._still_tensors()
+        moved = [
+            name for name, bits in self._frozen_bits.items() if name not in still or tensor_digest(still[name]) != bits
+        ]
         if moved:
             raise PlanMismatchError(
                 f"{len(moved)} frozen tensors changed during the run: {_some(moved)}",
@@ -228,15 +238,14 @@ class Prover:
                 fix="do not use this run; look for code that writes weights itself",
             )
         num_params = len(self.plan.frozen)
-        buffers = len(self._frozen_buffers)
-        tail = f" and {buffers} buffers" if buffers else ""
+        tail = f" and {self._num_buffers} buffers" if self._num_buffers else ""
         return f"frozen part: {num_params} tensors{tail} bit-identical to what was loaded"
 
     def _still_tensors(self) -> Mapping[str, Tensor]:
-        return {**{path: self._params[path] for path in self.plan.frozen}, **self._frozen_buffers}
-
-    def _digests(self) -> dict[str, str]:
-        return {name: tensor_digest(tensor) for name, tensor in self._still_tensors().items()}
+        """What must not move, read afresh: code that replaces a tensor is as wrong as code that writes into it."""
+        params = dict(canonical_named_parameters(self.model, unique=True))
+        frozen = {path: params[path] for path in self.plan.frozen if path in params}
+        return {**frozen, **_frozen_buffers(self.model, self.plan)}
 
 
 def _frozen_buffers(model: nn.Module, plan: TrainabilityPlan) -> dict[str, Tensor]:
@@ -247,6 +256,22 @@ def _frozen_buffers(model: nn.Module, plan: TrainabilityPlan) -> dict[str, Tenso
     roots = [tree.module_index[path] for path in plan.frozen_roots if path in tree.module_index]
     inside = {index for root in roots for index in range(root, tree.modules[root].end)}
     return {ref.path: ref.tensor for ref in tree.buffers if ref.persistent and ref.owner in inside}
+
+
+def _largest(grads: Mapping[str, Tensor]) -> dict[str, float]:
+    """The largest magnitude in each gradient; gradients without elements are left out."""
+    batches: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
+    for path, grad in grads.items():
+        values = grad.detach()
+        values = values.coalesce().values() if values.is_sparse else values
+        if grad.numel():
+            top = values.abs().max() if values.numel() else values.new_zeros(())
+            top = top.to(torch.promote_types(top.dtype, torch.float32))
+            batches.setdefault((top.device, top.dtype), {})[path] = top
+    found: dict[str, float] = {}
+    for batch in batches.values():  # one transfer to the host for each, instead of one for each tensor
+        found.update(zip(batch, torch.stack(list(batch.values())).tolist(), strict=True))
+    return {path: found[path] for path in grads if path in found}
 
 
 def _module_of(path: str, plan: TrainabilityPlan) -> str:

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from frostline.trainability.decision import Decision, Rule
 
 if TYPE_CHECKING:
     from frostline.trainability.plan import TrainabilityPlan
 
-_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1}
 _MAX_ROWS = 200
 
 
@@ -69,19 +70,24 @@ def render_plan(plan: TrainabilityPlan, facts: Mapping[str, str], *, width: int)
         **{key: text for key, text in facts.items() if key != "optimizer"},
     }
     lines.append("")
-    lines.extend(f"{key:<9}{text}" for key, text in summary.items())
-    lines.extend(f"{'note':<9}{note}" for note in plan.notes)
-    lines.append(f"{'plan':<9}{plan.digest[:8]}")
+    lines.extend(f"{key:<8} {text}" for key, text in summary.items())
+    lines.extend(f"{'note':<8} {note}" for note in plan.notes)
+    lines.append(f"{'plan':<8} {plan.digest[:8]}")
     return "\n".join(lines)
 
 
 def _memory(plan: TrainabilityPlan, optimizer: str) -> str:
-    weights = sum(entry.num_elements * _BYTES.get(entry.dtype, 4) for entry in plan.decisions.values())
-    gradients = sum(
-        entry.num_elements * _BYTES.get(entry.dtype, 4) for entry in plan.decisions.values() if entry.trains
-    )
+    weights = sum(_num_bytes(entry) for entry in plan.decisions.values())
+    gradients = sum(_num_bytes(entry) for entry in plan.decisions.values() if entry.trains)
     states = {"sgd": 0, "adagrad": 1, "rmsprop": 1}.get(optimizer.lower(), 2)
-    return f"weights {weights / 1e6:,.1f} MB, gradients {gradients / 1e6:,.1f}, {optimizer} {gradients * states / 1e6:,.1f}"
+    parts = {"weights": weights, "gradients": gradients, optimizer: gradients * states}
+    return ", ".join(f"{name} {count / 1e6:,.1f} MB" for name, count in parts.items())
+
+
+def _num_bytes(decision: Decision) -> int:
+    dtype = getattr(torch, decision.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return decision.num_elements * dtype.itemsize
 
 
 def _build(plan: TrainabilityPlan) -> _Node:
@@ -161,7 +167,7 @@ def _emit_folded(group: Sequence[_Node], plan: TrainabilityPlan, rows: list[Tabl
     trained = sum(decision.num_elements for member in group for decision in member.base if decision.trains)
     rows.append(TableRow(_span(group), total, trained, "several rules, below"))
     for row in inner:
-        name = row.module.removeprefix(group[0].path + ".")
+        name = row.module.removeprefix(group[0].path).lstrip(". ")
         params = None if row.params is None else row.params * len(group)
         rows.append(TableRow(name, params, row.trains * len(group), row.decided_by, row.indent + 1, row.is_new))
 

@@ -214,8 +214,7 @@ def _decisions(
         rule, trains = draft.rule[index], draft.trains[index]
         built = built_flags.get(ref.path, ref.requires_grad) if built_flags else ref.requires_grad
         note = "the model built it frozen" if trains and rule.kind == "unfreeze" and not built else ""
-        dtype = str(ref.dtype).removeprefix("torch.")
-        yield Decision(ref.path, trains, rule, note, ref.num_elements, ref.shape, dtype, kind, other)
+        yield Decision(ref.path, trains, rule, note, ref.num_elements, ref.shape, ref.dtype_name, kind, other)
 
 
 def _untrainable(decisions: Iterable[Decision]) -> list[Problem]:

@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frostline.config.origin import Origin, Origins
-from frostline.errors import ConfigError, Problem
+from frostline.errors import ConfigError, Problem, SelectorError
 from frostline.selectors import Selector, parse_selectors
-from frostline.errors import SelectorError
 
 _KEYS = ("freeze_modules", "unfreeze_modules", "frozen_mode", "allow_frozen_new")
 _ELSEWHERE = {
     "freeze_embeddings": 'freeze_modules: ["embed_tokens"] (or the name of the embedding in this model)',
     "freeze_backbone": "freeze_modules: [NAME_OF_THE_BACKBONE]",
+    "freeze_lm_head": 'freeze_modules: ["lm_head"] (or the name of the head in this model)',
+    "freeze_vision_tower": 'freeze_modules: ["vision*"] (or the name of the tower in this model)',
+    "freeze_audio_tower": 'freeze_modules: ["audio*"] (or the name of the tower in this model)',
+    "freeze_language_model": 'freeze_modules: ["language_model"] (or its name in this model)',
     "unfrozen_parameters": 'unfreeze_modules: [{param: "PATTERN"}]',
     "phases": "one set for the whole run; phases are not supported yet",
 }

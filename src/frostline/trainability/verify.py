@@ -25,9 +25,10 @@ def verify_plan(plan: TrainabilityPlan, model: nn.Module, optimizer: torch.optim
         decision = plan.decisions.get(path)
         if decision is None:
             lines.append(f"{path}: not in the plan")
-        elif decision.trains != param.requires_grad:
+            continue
+        if decision.trains != param.requires_grad:
             lines.append(f"{path}: planned {_word(decision.trains)}, but is {_word(param.requires_grad)}")
-        elif decision.shape != tuple(param.shape):
+        if decision.shape != tuple(param.shape):
             lines.append(f"{path}: planned shape {list(decision.shape)}, but is {list(param.shape)}")
     lines.extend(f"{path}: planned, but not in the model" for path in plan.decisions if path not in params)
     if optimizer is not None:
@@ -58,7 +59,7 @@ def _optimizer_differences(
         elif path not in plan.decisions or not plan.decisions[path].trains:
             lines.append(f"{path}: frozen, but in the optimizer")
         if count > 1:
-            lines.append(f"{path}: {count} times in the optimizer")
+            lines.append(f"{path or 'a tensor'}: {count} times in the optimizer")
     lines.extend(
         f"{path}: trains, but is not in the optimizer"
         for path in plan.trainable

@@ -7,15 +7,16 @@ live modules but never changes them; values are never read, so the meta device w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import nn
 from torch.nn import Parameter
 
-from frostline.tree.walk import canonical_named_modules, join_path
+from frostline.tree.walk import join_path, walk_modules
 from frostline.tree.wrappers import AdapterPart
 
 
@@ -63,10 +64,12 @@ class ParamRef:
     @property
     def num_elements(self) -> int:
         """Number of elements at the global shape."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
+
+    @property
+    def dtype_name(self) -> str:
+        """Name of the dtype, such as `float32`."""
+        return _dtype_name(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +108,12 @@ class ModuleTree:
         tree = cls()
         modules, params = tree.modules, tree.params
         open_modules: list[int] = []  # indices of the ancestors of the module at hand
-        for path, module in canonical_named_modules(model):
+        for path, module, depth in walk_modules(model):
             index = len(modules)
-            while open_modules and not _is_below(path, modules[open_modules[-1]].path):
+            while len(open_modules) > depth:
                 _close(modules[open_modules.pop()], index, len(params))
             parent = open_modules[-1] if open_modules else -1
-            is_adapter = isinstance(module, AdapterPart) or (parent >= 0 and modules[parent].is_adapter)
+            is_adapter = (parent >= 0 and modules[parent].is_adapter) or isinstance(module, AdapterPart)
             ref = ModuleRef(path, module, parent, is_adapter, param_start=len(params))
             for name, param in module._parameters.items():
                 if param is not None:
@@ -216,8 +219,9 @@ class ModuleTree:
         return found
 
 
-def _is_below(path: str, ancestor: str) -> bool:
-    return not ancestor or path.startswith(ancestor + ".")
+@cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _close(ref: ModuleRef, module_end: int, param_end: int) -> None:

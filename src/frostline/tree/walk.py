@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import Parameter
-from torch import Tensor
 
 from frostline.errors import ModelError
 from frostline.tree.wrappers import wrapped_child
@@ -30,6 +29,12 @@ def canonical_named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]
     Raises:
         ModelError: a module contains itself.
     """
+    for path, module, _ in walk_modules(model):
+        yield path, module
+
+
+def walk_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
+    """As `canonical_named_modules`, with the number of ancestors of each module."""
     stack: list[tuple[str, nn.Module, frozenset[int]]] = [("", model, frozenset())]
     while stack:
         path, module, above = stack.pop()
@@ -41,11 +46,12 @@ def canonical_named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]
                 possible="a module tree without cycles",
                 fix="keep the back reference outside the module tree, for example in a one-element list",
             )
-        yield path, module
-        children = [(name, child) for name, child in module._modules.items() if child is not None]
-        if children:
+        yield path, module, len(above)
+        if module._modules:
             inside = above | {id(module)}
-            stack.extend((join_path(path, name), child, inside) for name, child in reversed(children))
+            prefix = path + "." if path else ""
+            children = [(prefix + name, child, inside) for name, child in module._modules.items() if child is not None]
+            stack.extend(reversed(children))
 
 
 def canonical_named_parameters(model: nn.Module, *, unique: bool = False) -> Iterator[tuple[str, Parameter]]:

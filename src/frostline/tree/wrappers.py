@@ -6,6 +6,8 @@ type, never by the text of a path: a model may well have a child that is honestl
 
 from __future__ import annotations
 
+from functools import cache
+
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -19,14 +21,19 @@ def wrapped_child(module: nn.Module) -> str | None:
 
     A class may declare it itself with an attribute `frostline_wrapped_child`.
     """
-    if isinstance(module, (DistributedDataParallel, DataParallel)):
+    name = _wrapped_name(type(module))
+    return name if name is not None and module._modules.get(name) is not None else None
+
+
+@cache
+def _wrapped_name(cls: type[nn.Module]) -> str | None:
+    if issubclass(cls, (DistributedDataParallel, DataParallel)):
         return "module"
-    children = module._modules
-    if len(children) == 1:
-        # By name of class, because importing torch._dynamo or the checkpoint wrapper only to look costs a second.
-        if "_orig_mod" in children and type(module).__name__ == "OptimizedModule":
-            return "_orig_mod"
-        if "_checkpoint_wrapped_module" in children:
-            return "_checkpoint_wrapped_module"
-    declared = getattr(type(module), "frostline_wrapped_child", None)
+    # By name of class, because importing torch._dynamo or the checkpoint wrapper only to look costs a second.
+    names = {base.__name__ for base in cls.__mro__}
+    if "OptimizedModule" in names:
+        return "_orig_mod"
+    if "ActivationWrapper" in names:
+        return "_checkpoint_wrapped_module"
+    declared = getattr(cls, "frostline_wrapped_child", None)
     return declared if isinstance(declared, str) else None

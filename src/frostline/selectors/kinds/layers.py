@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from torch import nn
 
+from frostline.selectors.kinds._text import require_text
 from frostline.selectors.kinds.name import NameKind
+from frostline.selectors.matching import NothingFound
 from frostline.selectors.selector import register_kind
 from frostline.tree import ModuleTree
 
@@ -32,7 +35,7 @@ class LayersKind:
     @classmethod
     def parse(cls, value: Any, options: Mapping[str, Any]) -> Self:
         """An int, a slice as text, or a non-empty list of ints."""
-        of = NameKind.parse(options["of"], {}) if "of" in options else None
+        of = NameKind.parse(require_text(options["of"], "of"), {}) if "of" in options else None
         wanted = ("an index `3`, a slice `-2:`, or a list `[0, 3, -1]`", 'write for example `layers: "-2:"`')
         if isinstance(value, bool) or value is None:
             raise ValueError(f"`layers` is {value!r}, but it takes positions", *wanted)
@@ -56,7 +59,7 @@ class LayersKind:
         """The chosen children of the one block list.
 
         Raises:
-            LookupError: no block list, several of them, or a bound outside the list.
+            NothingFound: no block list. LookupError: several of them, or a bound outside the list.
         """
         container = self._container(tree, scope)
         blocks = tree.children(container)
@@ -96,11 +99,12 @@ class LayersKind:
         shown = "block lists of this model: " + (", ".join(lists) if lists else "none")
         if self.of is not None:
             what = f"of: {self.of} names {len(named)} lists of modules, but one is needed"
-            raise LookupError(what, shown, "write the full path of the list in `of:`")
+            fault = LookupError if named else NothingFound
+            raise fault(what, shown, "write the full path of the list in `of:`")
         if named:
             first = tree.modules[named[0]].path
             raise LookupError(f"the model has {len(named)} block lists", shown, f"add for example `of: {first}`")
-        raise LookupError("no block list was found", shown, "select the modules by name, or name the list in `of:`")
+        raise NothingFound("no block list was found", shown, "select the modules by name, or name the list in `of:`")
 
     def __str__(self) -> str:
         shown = f'"{self.value}"' if isinstance(self.value, str) else ", ".join(str(index) for index in self.value)
@@ -112,7 +116,7 @@ def _touches(tree: ModuleTree, index: int, scope: bytearray) -> bool:
 
 
 def _is_int(text: str) -> bool:
-    return text.strip().lstrip("+-").isdecimal()
+    return re.fullmatch(r"\s*[+-]?[0-9]+\s*", text) is not None
 
 
 def _parse_slice(text: str, wanted: tuple[str, str]) -> tuple[int | None, int | None, int | None]:
