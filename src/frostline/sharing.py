@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from frostline.adapters import LoRA, adapters_of, remove_adapters
+from frostline.adapters import InjectedAdapter, LoRA, adapters_of, remove_adapters
 from frostline.adapters.base import DEFAULT_NAME
 from frostline.checkpoint import (
     AdapterFile,
@@ -27,12 +27,16 @@ from frostline.checkpoint import (
 from frostline.checkpoint import load_trained as load_trained_tensors
 from frostline.checkpoint import save_trained as write_trained
 from frostline.checkpoint.atomic import disk_errors, publish_directory
-from frostline.errors import AdapterError, CheckpointError, FrostlineError
+from frostline.checkpoint.peft_layout import only_adapter
+from frostline.errors import AdapterError, CheckpointError, FrostlineError, PlanMismatchError
 from frostline.preparation import prepare, release
 from frostline.trainability import TrainabilityPlan, plan_of
 from frostline.tree import canonical_named_parameters, set_trainable, unwrap
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
+
+# peft's initializations that take the adapter's first values out of the base weights; without that the file is wrong.
+_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")
 
 
 def save_adapter(
@@ -77,7 +81,7 @@ def load_adapter(
     directory: str | Path,
     *,
     trainable: bool = False,
-    adapter: str = DEFAULT_NAME,
+    adapter: str | None = None,
     base: BaseIdentity | None = None,
 ) -> tuple[ModelT, TrainabilityPlan]:
     """Put the trained part in `directory` (written by Frostline or by peft) into `model`. Mutates and returns it.
@@ -88,7 +92,8 @@ def load_adapter(
     Args:
         model: the base, or a model prepared with the same adapter.
         trainable: False: for inference, nothing trains afterwards (call `plan.apply(model)` to go on training).
-        adapter: name that the adapter gets in the model.
+        adapter: name that the adapter gets in a bare model (None: `default`), or of the one to fill in a prepared one
+            (None: the only one).
         base: identity of the base in `model`; by default read from the folder that the model was loaded from.
 
     Returns:
@@ -97,7 +102,8 @@ def load_adapter(
     Raises:
         CheckpointError: missing, damaged or pickled files; another base; tensors that are missing, unexpected, of
             another shape or not finite.
-        AdapterError, SelectorError: the model has no such modules.
+        AdapterError, SelectorError: the model has no such modules, or its adapter computes with other settings than
+            the one in the file.
     """
     file = read_adapter(directory)
     given = base or identity_of(model)
@@ -105,14 +111,15 @@ def load_adapter(
         file.base.check_same(given, where=Path(directory))
     if adapters_of(model):
         plan = plan_of(model)
-        load_adapter_tensors(model, plan, file, adapter=adapter if adapter in adapters_of(model) else None)
+        _require_same_scaling(only_adapter(model, adapter), file)
+        load_adapter_tensors(model, plan, file, adapter=adapter)
     else:
         _require_places(model, file)
         _, plan = prepare(
             model,
             peft=_method_of(file),
             freeze_config={"unfreeze_modules": [{"param": glob.escape(path)} for path in _thawed(model, file)]},
-            adapter=adapter,
+            adapter=adapter or DEFAULT_NAME,
         )
         try:
             load_adapter_tensors(model, plan, file, adapter=adapter)
@@ -151,7 +158,7 @@ def load_trained(model: ModelT, directory: str | Path, *, base: BaseIdentity | N
     """
     try:
         plan = plan_of(model)
-    except RuntimeError:
+    except PlanMismatchError:  # never prepared
         plan = None
     load_trained_tensors(model, directory, plan=plan, base=base or identity_of(model))
     return model
@@ -170,9 +177,14 @@ def identity_of(model: nn.Module) -> BaseIdentity | None:
 def _method_of(file: AdapterFile) -> LoRA:
     config = file.config
     unsupported = {key: config.get(key) for key in ("use_dora", "rank_pattern", "alpha_pattern") if config.get(key)}
-    if unsupported or config.get("bias", "none") != "none":
+    if config.get("bias", "none") != "none":
+        unsupported["bias"] = config["bias"]
+    initialized = config.get("init_lora_weights")
+    if isinstance(initialized, str) and initialized.startswith(_CHANGE_THE_BASE):
+        unsupported["init_lora_weights"] = initialized
+    if unsupported:
         raise AdapterError(
-            f"the adapter uses what is not supported yet: {unsupported or {'bias': config['bias']}}",
+            f"the adapter uses what is not supported yet: {unsupported}",
             where=file.directory / "adapter_config.json",
             possible="plain LoRA on linears, with modules_to_save",
             fix="load it with peft",
@@ -188,6 +200,18 @@ def _method_of(file: AdapterFile) -> LoRA:
     )
 
 
+def _require_same_scaling(injected: InjectedAdapter, file: AdapterFile) -> None:
+    """Every tensor may fit and the output still differ: alpha and rslora leave no trace in a shape."""
+    saved, method = _method_of(file), injected.method
+    if isinstance(method, LoRA) and saved.rank == method.rank and saved.scaling != method.scaling:
+        raise AdapterError(
+            f"the adapter in the file is scaled by {saved.scaling:g}, the one in the model by {method.scaling:g}",
+            where=file.directory / "adapter_config.json",
+            possible=f"alpha {saved.alpha} with use_rslora {saved.use_rslora}, as the file says",
+            fix="prepare the model with these, or load into a bare model",
+        )
+
+
 def _require_places(model: nn.Module, file: AdapterFile) -> None:
     """A clear word for a file of another model, before its targets are looked for one by one."""
     modules = {path.rpartition(".")[0] for path, _ in canonical_named_parameters(model)}
@@ -196,7 +220,8 @@ def _require_places(model: nn.Module, file: AdapterFile) -> None:
         raise CheckpointError(
             f"none of the {len(file.targets)} modules that the adapter is for is in this model",
             where=file.directory,
-            possible=f"the adapter is for {', '.join(file.targets[:3])}; the model has {', '.join(sorted(modules)[:3])}",
+            possible=f"the adapter is for {', '.join(file.targets[:3])}; "
+            f"the model has {', '.join(sorted(modules - {''})[:3])}",
             fix="load the base that the adapter was trained on, with the same model class",
         )
 
@@ -207,14 +232,15 @@ def _thawed(model: nn.Module, file: AdapterFile) -> list[str]:
 
 
 def _publish(directory: Path, write: Callable[[Path], Any], *, mark: str) -> Path:
-    if directory.exists() and any(directory.iterdir() if directory.is_dir() else [directory]):
-        if not (directory / mark).is_file():
-            raise CheckpointError(
-                f"{directory} exists and holds something else",
-                where=directory,
-                possible=f"a folder that is not there, is empty, or holds an earlier {mark}",
-                fix="choose another folder",
-            )
+    directory = directory.absolute()  # "." has no name of its own
+    is_taken = directory.exists() and any(directory.iterdir() if directory.is_dir() else [directory])
+    if is_taken and not (directory / mark).is_file():
+        raise CheckpointError(
+            f"{directory} exists and holds something else",
+            where=directory,
+            possible=f"a folder that is not there, is empty, or holds an earlier {mark}",
+            fix="choose another folder",
+        )
     aside = directory.with_name(f".tmp-{directory.name}-{os.getpid()}")
     with disk_errors(directory):
         try:

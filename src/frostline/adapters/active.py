@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import cast
 
 from torch import nn
 
 from frostline.adapters.base import PEFT
 from frostline.adapters.layers.in_place import InPlaceAdapted
+from frostline.errors import AdapterError
 from frostline.tree import canonical_named_modules, unwrap
 
 _ATTRIBUTE = "_frostline_adapters"
@@ -27,7 +30,7 @@ class InjectedAdapter:
 def adapters_of(model: nn.Module) -> Mapping[str, InjectedAdapter]:
     """Adapters of `model` by name; empty for a bare model."""
     held = unwrap(model).__dict__.get(_ATTRIBUTE)
-    return held if isinstance(held, dict) else {}
+    return MappingProxyType(cast("dict[str, InjectedAdapter]", held) if isinstance(held, dict) else {})
 
 
 def record_adapter(model: nn.Module, record: InjectedAdapter) -> None:
@@ -47,8 +50,19 @@ def is_adapted(module: nn.Module) -> bool:
 
 @contextmanager
 def disabled(model: nn.Module) -> Iterator[None]:
-    """Within the block every adapter is inactive: the model computes as its base. No trainability flag changes."""
+    """Within the block every adapter is inactive: the model computes as its base. No trainability flag changes.
+
+    Raises:
+        AdapterError: adapters are merged into the base weights.
+    """
     adapted = [module for _, module in canonical_named_modules(model) if isinstance(module, InPlaceAdapted)]
+    if any(module.merged for module in adapted):
+        raise AdapterError(
+            "the adapters are merged into the base weights, and cannot be switched off there",
+            where="disabled",
+            possible="a model whose adapters are not merged",
+            fix="call unmerge(model) first",
+        )
     before = [module.adapters_enabled for module in adapted]
     for module in adapted:
         module.adapters_enabled = False

@@ -18,7 +18,7 @@ from torch import nn
 
 from frostline.config.origin import Origins
 from frostline.errors import ConfigError
-from frostline.tree import PlannedParam, canonical_named_parameters, set_trainable
+from frostline.tree import ModuleTree, PlannedParam, set_trainable
 
 ALL_LINEAR = "all-linear"
 DEFAULT_NAME = "default"
@@ -80,12 +80,15 @@ class PEFT(ABC):
         """Build from a `peft` block. Raises ConfigError with all faults at once."""
 
     def freeze_model(self, model: nn.Module) -> None:
-        """Freeze every parameter of the base; called before the walk. Override to freeze less."""
-        for _, param in canonical_named_parameters(model):
-            set_trainable(param, False)
+        """Freeze every parameter of the base; adapters keep their flags. Override to freeze less."""
+        for ref in ModuleTree.from_model(model).params:
+            if ref.param is not None and not ref.is_adapter:
+                set_trainable(ref.param, False)
 
     def __call__(self, model: nn.Module | Iterable[nn.Module]) -> Any:
-        """Freeze the base of `model` (or of each chunk of a list) and adapt its targets in place; returns `model`.
+        """Adapt the targets of `model` (or of each chunk of a list) in place and freeze its base; returns `model`.
+
+        A chunk that is refused keeps its flags; those before it in the list are adapted by then.
 
         Raises:
             AdapterError: a target cannot be adapted. SelectorError: a selector matches nothing.
@@ -95,8 +98,8 @@ class PEFT(ABC):
 
         chunks = [model] if isinstance(model, nn.Module) else list(model)
         for chunk in chunks:
-            self.freeze_model(chunk)
             inject(chunk, self)
+            self.freeze_model(chunk)
         return model
 
 

@@ -1,4 +1,4 @@
-"""Adds a method's adapters to a model, in place. Linear in the number of modules; refuses before it changes anything."""
+"""Adds a method's adapters to a model, in place: linear in the number of modules, and all of them or none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import nn
 
 from frostline.adapters.active import InjectedAdapter, adapters_of, record_adapter
 from frostline.adapters.base import DEFAULT_NAME, PEFT
+from frostline.adapters.layers.in_place import drop_adapter
 from frostline.adapters.targets import Targets, find_targets
 from frostline.config.origin import Origins
 from frostline.errors import AdapterError
@@ -47,11 +48,12 @@ def inject(
     Raises:
         AdapterError: the name is taken by another method or not valid, or a target cannot be adapted.
     """
-    if not _NAME.fullmatch(adapter):
+    # A factor bank is a ModuleDict, which takes no key that is one of its own attributes.
+    if not _NAME.fullmatch(adapter) or hasattr(nn.ModuleDict, adapter) or adapter == "training":
         raise AdapterError(
             f"adapter name {adapter!r} is not valid",
             where="adapter",
-            possible="letters, digits, _ and -, beginning with a letter",
+            possible="letters, digits, _ and -, beginning with a letter or _; no attribute of modules such as `train`",
             fix="choose another name",
         )
     tree = ModuleTree.from_model(model)
@@ -67,14 +69,15 @@ def inject(
         )
     if targets is None:
         targets = find_targets(tree, method, origins=origins)
-    done: set[int] = set()
-    for target in targets.targets:
-        module = tree.modules[target.index].module
-        if id(module) in done:  # a shared module is adapted once, under its first path
-            continue
-        done.add(id(module))
-        prefix, _, name = target.path.rpartition(".")
-        method.transform(module, name, prefix, adapter=adapter)
+    modules = [tree.modules[target.index].module for target in targets.targets]
+    try:
+        for target, module in zip(targets.targets, modules, strict=True):
+            prefix, _, name = target.path.rpartition(".")
+            method.transform(module, name, prefix, adapter=adapter)
+    except BaseException:
+        for module in modules:
+            drop_adapter(module, adapter)
+        raise
     record = InjectedAdapter(adapter, method, tuple(target.path for target in targets.targets))
     record_adapter(model, record)
     return record

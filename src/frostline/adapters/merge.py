@@ -32,6 +32,13 @@ def merge(model: nn.Module, *, keep: bool = False) -> nn.Module:
     merged: list[Tensor] = []
     for path, module in adapted:
         weight = module.weight
+        if "weight" not in cast("nn.Module", module)._parameters:
+            raise AdapterError(
+                f"{path}.weight is computed from other parameters (a parametrization), so that nothing can be added",
+                where="merge",
+                possible="linears whose weight is a parameter",
+                fix="remove the parametrization first, with torch.nn.utils.parametrize.remove_parametrizations",
+            )
         wide = torch.promote_types(weight.dtype, torch.float32)
         total = weight.detach().to(wide)
         for name in module.adapter_settings:
@@ -69,9 +76,10 @@ def unmerge(model: nn.Module) -> nn.Module:
             "nothing is merged", where="unmerge", possible="a model after merge(model, keep=True)", fix="merge first"
         )
     for _, module in adapted:
-        with torch.no_grad():
-            module.weight.copy_(module.__dict__.pop(_BASE_COPY))
-        module.merged = ()
+        if _BASE_COPY in module.__dict__:  # an adapter may have been injected into others since
+            with torch.no_grad():
+                module.weight.copy_(module.__dict__.pop(_BASE_COPY))
+            module.merged = ()
     return model
 
 

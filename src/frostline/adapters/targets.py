@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
 from torch import nn
 
 from frostline.adapters.base import ALL_LINEAR, PEFT
@@ -11,7 +12,7 @@ from frostline.adapters.weight_readers import reader_of
 from frostline.config.origin import Origin, Origins
 from frostline.errors import AdapterError, Problem
 from frostline.selectors import Selector, parse_selectors, require_matches
-from frostline.tree import ModuleTree
+from frostline.tree import ModuleTree, join_path
 
 _MAX_NAMES = 5
 
@@ -62,24 +63,41 @@ def find_targets(
     skips: dict[str, list[str]] = {}
     chosen: dict[int, tuple[str, Origin]] = {}
     problems: list[Problem] = []
-    for selector, indices in _candidates(tree, method, origins, problems):
+    first = _first_paths(tree)
+    ties = {id(tree.params[names[0]].param): names for names in tree.names_of_tensor.values()}
+    for selector, indices in _candidates(tree, method, origins, problems, skips):
+        indices = list(dict.fromkeys(first.get(index, (index,))[0] for index in indices))
+        before = len(problems)
         label = f"target_modules {selector}" if selector else f"target_modules {ALL_LINEAR}"
         origin = selector.origin if selector else origins.at("target_modules")
         kept = [
             index
             for index in indices
-            if not _skip(tree, index, excluded, left_alone, trained, skips)
-            and _is_adaptable(tree, method, index, selector, skips, problems)
+            if not _skip(tree, first.get(index, (index,)), excluded, left_alone, trained, skips)
+            and _is_adaptable(tree, index, first.get(index, (index,)), ties, selector, skips, problems)
         ]
-        if not kept and not problems and not (selector and selector.optional):
+        if not kept and len(problems) == before and not (selector and selector.optional):
             problems.append(_nothing_left(label, origin, indices, tree, skips))
         for index in kept:
             chosen[index] = (f"{label} ({len(kept)} modules)" if len(kept) > 1 else label, origin)
     if problems:
         raise AdapterError.from_problems(_unique(problems))
     targets = tuple(Target(index, tree.modules[index].path, *chosen[index]) for index in sorted(chosen))
-    notes = tuple(f"not adapted, {reason}: {_some(list(dict.fromkeys(paths)))}" for reason, paths in skips.items())
-    return Targets(targets, notes)
+    notes = [f"not adapted, {reason}: {_some(list(dict.fromkeys(paths)))}" for reason, paths in skips.items()]
+    for index in sorted(chosen):
+        if index in first:
+            names = " = ".join(tree.modules[other].path for other in first[index])
+            notes.append(f"one module under several paths, adapted once: {names}")
+    return Targets(targets, tuple(notes))
+
+
+def _first_paths(tree: ModuleTree) -> Mapping[int, tuple[int, ...]]:
+    """Index of each module with several paths -> all its indices, the first one leading. Empty for most models."""
+    by_identity: dict[int, list[int]] = {}
+    for index, ref in enumerate(tree.modules):
+        by_identity.setdefault(id(ref.module), []).append(index)
+    shared = (tuple(indices) for indices in by_identity.values() if len(indices) > 1)
+    return {index: indices for indices in shared for index in indices}
 
 
 def _excluded(tree: ModuleTree, method: PEFT, origins: Origins) -> bytearray:
@@ -93,15 +111,19 @@ def _excluded(tree: ModuleTree, method: PEFT, origins: Origins) -> bytearray:
 
 
 def _candidates(
-    tree: ModuleTree, method: PEFT, origins: Origins, problems: list[Problem]
+    tree: ModuleTree, method: PEFT, origins: Origins, problems: list[Problem], skips: dict[str, list[str]]
 ) -> Iterable[tuple[Selector | None, list[int]]]:
     """For each target selector the modules to look at: the match itself, or the supported layers below a container."""
     if method.target_modules == ALL_LINEAR:
-        head = _output_head(tree)
+        heads = _output_heads(tree)
         supported = [
             index for index, ref in enumerate(tree.modules) if not ref.is_adapter and method.supports(ref.module)
         ]
-        yield None, [index for index in supported if tree.modules[index].module is not head]
+        left_out = [index for index in supported if id(tree.modules[index].module) in heads]
+        if left_out:
+            reason = f"the output head (name it in target_modules instead of {ALL_LINEAR} to adapt it)"
+            skips[reason] = [tree.modules[index].path for index in left_out]
+        yield None, [index for index in supported if id(tree.modules[index].module) not in heads]
         return
     selectors = parse_selectors(method.target_modules, origins.below("target_modules"))
     for selector in selectors:
@@ -146,38 +168,49 @@ def _unsupported(selector: Selector, matches: list[int], tree: ModuleTree, metho
     )
 
 
-def _output_head(tree: ModuleTree) -> nn.Module | None:
-    getter = getattr(tree.modules[0].module, "get_output_embeddings", None)
-    head = getter() if callable(getter) else None
-    return head if isinstance(head, nn.Module) else None
+def _output_heads(tree: ModuleTree) -> set[int]:
+    """Identities of the output heads; a model that another module wraps tells its own."""
+    heads: set[int] = set()
+    for ref in tree.modules:
+        # Looked up on the class: on an instance a miss costs more than the whole rest of the walk.
+        if hasattr(type(ref.module), "get_output_embeddings"):
+            head = ref.module.get_output_embeddings()  # type: ignore[operator]
+            if isinstance(head, nn.Module):
+                heads.add(id(head))
+    return heads
 
 
 def _skip(
     tree: ModuleTree,
-    index: int,
+    indices: tuple[int, ...],
     excluded: bytearray,
     left_alone: bytearray,
     trained: bytearray,
     skips: dict[str, list[str]],
 ) -> bool:
-    ref = tree.modules[index]
-    weight = tree.param_index.get(f"{ref.path}.weight" if ref.path else "weight")
-    if excluded[index]:
+    """Whether the module under all its paths `indices` stays as it is; notes why. One path that says so is enough."""
+    weights = [_weight_of(tree, index) for index in indices]
+    if any(excluded[index] for index in indices):
         reason = "exclude_modules"
-    elif left_alone[index]:
+    elif any(left_alone[index] for index in indices):
         reason = "inside freeze_modules"
-    elif weight is not None and trained[weight]:
+    elif any(weight is not None and trained[weight] for weight in weights):
         reason = "trained in full"
     else:
         return False
-    skips.setdefault(reason, []).append(ref.path)
+    skips.setdefault(reason, []).append(tree.modules[indices[0]].path)
     return True
+
+
+def _weight_of(tree: ModuleTree, index: int) -> int | None:
+    return tree.param_index.get(join_path(tree.modules[index].path, "weight"))
 
 
 def _is_adaptable(
     tree: ModuleTree,
-    method: PEFT,
     index: int,
+    indices: tuple[int, ...],
+    ties: Mapping[int, tuple[int, ...]],
     selector: Selector | None,
     skips: dict[str, list[str]],
     problems: list[Problem],
@@ -185,11 +218,16 @@ def _is_adaptable(
     """Refuse what would be a dead or wrong adapter: named targets are an error, those of `all-linear` a note."""
     ref = tree.modules[index]
     fault: tuple[str, str] | None = None
-    if reader := reader_of(tree, index):
+    if reader := next(filter(None, (reader_of(tree, other) for other in indices)), None):
         fault = (f"{reader} reads its weight directly, so that an adapter would do nothing", "exclude_modules")
     elif not ref.path:
         fault = ("the root of the model cannot be adapted in place of itself", "wrap it in a parent module")
-    elif tied := _tied_names(tree, index):
+    elif "forward" in ref.module.__dict__:
+        fault = (
+            "its forward is replaced on the instance (as by accelerate's hooks), so that an adapter would do nothing",
+            "add adapters before the hooks, or exclude it",
+        )
+    elif tied := _tied_names(tree, index, indices, ties):
         fault = (
             f"its weight is also {tied}: merging the adapter would change both",
             "untie the weights, or exclude it",
@@ -205,15 +243,11 @@ def _is_adaptable(
     return False
 
 
-def _tied_names(tree: ModuleTree, index: int) -> str:
-    ref = tree.modules[index]
-    own = set(range(ref.param_start, ref.own_param_end))
-    for names in tree.names_of_tensor.values():
-        if own & set(names):
-            others = [tree.params[name].path for name in names if name not in own]
-            if others:
-                return ", ".join(others)
-    return ""
+def _tied_names(tree: ModuleTree, index: int, indices: tuple[int, ...], ties: Mapping[int, tuple[int, ...]]) -> str:
+    """Names that the weight has in other modules; a module that is itself shared has no other owner."""
+    weight = _weight_of(tree, index)
+    names = () if weight is None else ties.get(id(tree.params[weight].param), ())
+    return ", ".join(tree.params[name].path for name in names if tree.params[name].owner not in indices)
 
 
 def _nothing_left(

@@ -20,6 +20,16 @@ WEIGHT_READERS: dict[str, tuple[str, ...]] = {
     "Mamba2Mixer": ("out_proj",),
     "BambaMixer": ("out_proj",),
     "Zamba2MambaMixer": ("out_proj",),
+    "NemotronHMamba2Mixer": ("out_proj",),
+    "GraniteMoeHybridMambaLayer": ("out_proj",),
+    "FalconH1Mixer": ("out_proj",),
+    # These transformers models call functional kernels with the weights of their own linears.
+    "WavLMAttention": ("q_proj", "k_proj", "v_proj", "out_proj"),
+    "DetrMHAttentionMap": ("k_proj",),
+    "ConditionalDetrMHAttentionMap": ("k_linear", "k_proj"),
+    "DabDetrMHAttentionMap": ("k_linear",),
+    "MaskFormerDetrMHAttentionMap": ("k_proj",),
+    "MobileBertLMPredictionHead": ("decoder", "dense"),
 }
 
 

@@ -6,7 +6,7 @@ Base checkpoints still load and selectors still match, because no path changes. 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,7 @@ def adapt_in_place(module: nn.Module, mixin: type[InPlaceAdapted]) -> None:
         return
     if isinstance(module, InPlaceAdapted):
         raise TypeError(f"{type(module).__name__} is already adapted by another method")
-    module.__class__ = _adapted_class(mixin, type(module))
+    module.__class__ = _adapted_class(mixin, type(module))  # type: ignore[assignment]
     module.adapters_enabled = True  # type: ignore[assignment]
     module.adapter_settings = {}  # type: ignore[assignment]
     module.merged = ()  # type: ignore[assignment]
@@ -72,9 +72,20 @@ def adapt_in_place(module: nn.Module, mixin: type[InPlaceAdapted]) -> None:
 def restore_class(module: nn.Module) -> None:
     """Undo `adapt_in_place`: the module is an ordinary instance of its base class again."""
     if isinstance(module, InPlaceAdapted):
-        module.__class__ = module.frostline_base_class
+        module.__class__ = module.frostline_base_class  # type: ignore[assignment]
         for name in ("adapters_enabled", "adapter_settings", "merged"):
             module.__dict__.pop(name, None)
+
+
+def drop_adapter(module: nn.Module, adapter: str) -> None:
+    """Undo the adaptation of `module` for one adapter; after the last one it is as `restore_class` leaves it."""
+    if not isinstance(module, InPlaceAdapted):
+        return
+    module.adapter_settings.pop(adapter, None)
+    plain = cast("nn.Module", module)
+    drop_factors(plain, adapter)
+    if not module.adapter_settings:
+        restore_class(plain)
 
 
 def drop_factors(module: nn.Module, adapter: str) -> None:

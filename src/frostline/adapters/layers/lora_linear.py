@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from frostline.adapters.layers.in_place import FactorBank, InPlaceAdapted
+from frostline.errors import AdapterError
 
 
 @dataclass(frozen=True)
@@ -34,19 +35,30 @@ class LoRAMixin(InPlaceAdapted):
 
     adapter_settings: dict[str, LoRASettings]
     if TYPE_CHECKING:
-        lora_A: FactorBank  # noqa: N815  the field's name for this factor
-        lora_B: FactorBank  # noqa: N815
+        lora_A: FactorBank
+        lora_B: FactorBank
         training: bool
         weight: Tensor
+        bias: Tensor | None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Base output plus the contribution of every adapter that is not merged."""
-        out = cast("Tensor", super().forward(x))  # type: ignore[misc]
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Base output plus the contribution of every adapter that is not merged; further arguments are the base's."""
         if not self.adapters_enabled:
-            return out
+            return super().forward(x, *args, **kwargs)  # type: ignore[misc]
+        if self.frostline_base_class.forward is not nn.Linear.forward:
+            out = super().forward(x, *args, **kwargs)  # type: ignore[misc]
+            return self._add_adapters(_one_tensor(out, self), x, in_place=False)
+        # Rows first: only an output that is no view can take the update in place without autograd copying it.
+        rows = x.reshape(-1, x.shape[-1])
+        out = functional.linear(rows, self.weight, self.bias)
+        out = self._add_adapters(out, rows, in_place=type(out) is Tensor)
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+    def _add_adapters(self, out: Tensor, x: Tensor, *, in_place: bool) -> Tensor:
         for name, settings in self.adapter_settings.items():
             if name not in self.merged:
-                out = add_low_rank(out, x, self.factor("A", name), self.factor("B", name), settings, self.training)
+                down, up = self.factor("A", name), self.factor("B", name)
+                out = add_low_rank(out, x, down, up, settings, training=self.training, in_place=in_place)
         return out
 
     def factor(self, letter: str, adapter: str) -> Tensor:
@@ -60,25 +72,50 @@ class LoRAMixin(InPlaceAdapted):
         return (up @ down) * self.adapter_settings[adapter].scaling
 
 
-def add_low_rank(out: Tensor, x: Tensor, down: Tensor, up: Tensor, settings: LoRASettings, training: bool) -> Tensor:
+def add_low_rank(
+    out: Tensor,
+    x: Tensor,
+    down: Tensor,
+    up: Tensor,
+    settings: LoRASettings,
+    *,
+    training: bool,
+    in_place: bool = False,
+) -> Tensor:
     """`out + scaling * dropout(x) @ down.T @ up.T`, in the dtype of `out`.
 
     Args:
         out: `[..., out_features]`; x: `[..., in_features]`; down: `[rank, in_features]`; up: `[out_features, rank]`.
+        in_place: `out` may be overwritten: it is `[rows, out_features]`, fresh, and nobody kept it for backward.
     """
+    autocast = torch.is_autocast_enabled(x.device.type)
+    # Autocast brings all to its own dtype, but for float64, which it leaves alone.
+    if x.dtype != down.dtype and (not autocast or torch.float64 in (x.dtype, down.dtype)):
+        x = x.to(down.dtype)
     if settings.dropout and training:
         x = functional.dropout(x, settings.dropout)
-    autocast = torch.is_autocast_enabled(x.device.type)
-    if x.dtype != down.dtype and not autocast:
-        x = x.to(down.dtype)
     hidden = functional.linear(x, down)
-    if hidden.dtype == out.dtype == up.dtype and not autocast:
-        # One fused pass instead of three: matmul, scale and add, without a temporary of the size of `out`.
-        rows = torch.addmm(
-            out.reshape(-1, out.shape[-1]), hidden.reshape(-1, hidden.shape[-1]), up.t(), alpha=settings.scaling
-        )
+    if hidden.dtype == out.dtype and (autocast or up.dtype == out.dtype):
+        # One fused pass instead of three: matmul, scale and add, without temporaries of the size of `out`.
+        if in_place:
+            # Autocast leaves in-place methods alone, so the factor is cast here.
+            return out.addmm_(hidden, up.t().to(out.dtype), alpha=settings.scaling)
+        rows = out.reshape(-1, out.shape[-1])
+        rows = torch.addmm(rows, hidden.reshape(-1, hidden.shape[-1]), up.t(), alpha=settings.scaling)
         return rows.view(out.shape)
     return out + (functional.linear(hidden, up) * settings.scaling).to(out.dtype)
+
+
+def _one_tensor(out: object, module: object) -> Tensor:
+    if isinstance(out, Tensor):
+        return out
+    base = getattr(module, "frostline_base_class", type(module)).__name__
+    raise AdapterError(
+        f"{base}.forward returns {type(out).__name__}, but LoRA adapts linears that return one tensor",
+        where=base,
+        possible="nn.Linear and subclasses that return one tensor",
+        fix="put these modules into exclude_modules",
+    )
 
 
 def initial_down(rank: int, in_features: int, *, path: str, seed: int, dtype: torch.dtype) -> Tensor:
@@ -88,12 +125,18 @@ def initial_down(rank: int, in_features: int, *, path: str, seed: int, dtype: to
     model is distributed. The bound is that of kaiming_uniform with a = sqrt(5), as in the reference implementation.
     """
     digest = hashlib.sha256(f"{seed}\0{path}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     bound = 1 / math.sqrt(in_features)
-    drawn = torch.empty(rank, in_features, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
+    # The device is named because a default device (`with torch.device("cuda")`) may be in force.
+    drawn = torch.empty(rank, in_features, dtype=torch.float32, device="cpu")
+    drawn.uniform_(-bound, bound, generator=generator)
     return drawn.to(dtype)
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether the maths above holds for `module`: a float linear whose forward takes x and returns a tensor."""
-    return isinstance(module, nn.Linear) and module.weight.is_floating_point()
+    """Whether the maths above can hold for `module`: a float linear whose size is known."""
+    return (
+        isinstance(module, nn.Linear)
+        and not isinstance(module.weight, nn.UninitializedParameter)
+        and module.weight.is_floating_point()
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self, cast
 
@@ -52,6 +52,9 @@ class LoRA(PEFT):
         problems = _problems(asdict(self), Origins(prefix=(type(self).__name__,)))
         if problems:
             raise ConfigError.from_problems(problems)
+        # One form for equal meanings, so that methods compare equal and `to_config` reads back equal.
+        object.__setattr__(self, "target_modules", _as_tuple(self.target_modules))
+        object.__setattr__(self, "exclude_modules", _as_tuple(self.exclude_modules))
 
     @property
     def scaling(self) -> float:
@@ -102,9 +105,8 @@ class LoRA(PEFT):
 
     def to_config(self) -> dict[str, Any]:
         """All fields, with tuples as lists."""
-        config = {"method": self.method, **asdict(self)}
-        config["exclude_modules"] = list(self.exclude_modules) if self.exclude_modules else []
-        return config
+        fields = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return {"method": self.method, **fields}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], origins: Origins | None = None) -> Self:
@@ -136,21 +138,8 @@ class LoRA(PEFT):
 
 
 def _problems(fields: Mapping[str, Any], origins: Origins) -> list[Problem]:
-    checks = {
-        "rank": (lambda v: type(v) is int and v >= 1, "an integer of at least 1", "try 8"),
-        "alpha": (lambda v: v is None or (_is_number(v) and v > 0), "a number above 0", "try 2 x rank"),
-        "dropout": (lambda v: _is_number(v) and 0 <= v < 1, "a number from 0 up to, not including, 1", "try 0.05"),
-        "use_rslora": (lambda v: isinstance(v, bool), "true or false", "correct the value"),
-        "target_modules": (
-            lambda v: isinstance(v, (str, Mapping, list, tuple)) and bool(v),
-            "all-linear, a selector, or a list of selectors with at least one entry",
-            "name the modules to adapt, or remove the `peft` block",
-        ),
-        "dtype": (lambda v: v in _DTYPES, ", ".join(_DTYPES), "correct the value"),
-        "seed": (lambda v: type(v) is int, "an integer", "correct the value"),
-    }
     found: list[Problem] = []
-    for key, (accepts, possible, fix) in checks.items():
+    for key, (accepts, possible, fix) in _CHECKS.items():
         if key in fields and not accepts(fields[key]):
             found.append(Problem(f"{key} is {fields[key]!r}", str(origins.at(key)), possible, fix))
     return found
@@ -158,3 +147,42 @@ def _problems(fields: Mapping[str, Any], origins: Origins) -> list[Problem]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _as_tuple(value: Any) -> Any:
+    if value is None:
+        return ()
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+
+
+def _is_selection(value: Any) -> bool:
+    return isinstance(value, (str, Mapping, list, tuple)) and bool(cast("Sized", value))
+
+
+# Key -> test of its value, what is possible, what to do.
+_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
+    "rank": (lambda value: type(value) is int and value >= 1, "an integer of at least 1", "try 8"),
+    "alpha": (
+        lambda value: value is None or (_is_number(value) and 0 < value < math.inf),
+        "a number above 0",
+        "try 2 x rank",
+    ),
+    "dropout": (
+        lambda value: _is_number(value) and 0 <= value < 1,
+        "a number from 0 up to, not including, 1",
+        "try 0.05",
+    ),
+    "use_rslora": (lambda value: isinstance(value, bool), "true or false", "correct the value"),
+    "target_modules": (
+        _is_selection,
+        "all-linear, a selector, or a list of selectors with at least one entry",
+        "name the modules to adapt, or remove the `peft` block",
+    ),
+    "exclude_modules": (
+        lambda value: _is_selection(value) or value in (None, [], ()),
+        "a selector, or a list of selectors",
+        "name modules, or remove the key",
+    ),
+    "dtype": (lambda value: value in _DTYPES, ", ".join(_DTYPES), "correct the value"),
+    "seed": (lambda value: type(value) is int, "an integer", "correct the value"),
+}
