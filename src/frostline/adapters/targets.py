@@ -76,7 +76,9 @@ def find_targets(
             if not _skip(tree, first.get(index, (index,)), excluded, left_alone, trained, skips)
             and _is_adaptable(tree, index, first.get(index, (index,)), ties, selector, skips, problems)
         ]
-        if not kept and len(problems) == before and not (selector and selector.optional):
+        # A selector without candidates is optional, or has been refused as unsupported already.
+        is_open = selector is None or (bool(indices) and not selector.optional)
+        if not kept and is_open and len(problems) == before:
             problems.append(_nothing_left(label, origin, indices, tree, skips))
         for index in kept:
             chosen[index] = (f"{label} ({len(kept)} modules)" if len(kept) > 1 else label, origin)

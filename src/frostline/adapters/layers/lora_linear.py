@@ -134,9 +134,5 @@ def initial_down(rank: int, in_features: int, *, path: str, seed: int, dtype: to
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether the maths above can hold for `module`: a float linear whose size is known."""
-    return (
-        isinstance(module, nn.Linear)
-        and not isinstance(module.weight, nn.UninitializedParameter)
-        and module.weight.is_floating_point()
-    )
+    """Whether the maths above can hold for `module`: a linear with a floating-point weight."""
+    return isinstance(module, nn.Linear) and module.weight.is_floating_point()
