@@ -109,7 +109,10 @@ def read_adapter(directory: str | Path) -> AdapterFile:
     config = _read_json(directory / CONFIG)
     if config.get("peft_type") != "LORA":
         raise CheckpointError(
-            f"the adapter's peft_type is {config.get('peft_type')!r}", where=directory / CONFIG, possible="LORA"
+            f"the adapter's peft_type is {config.get('peft_type')!r}",
+            where=directory / CONFIG,
+            possible="LORA",
+            fix="load it with peft, or train a LoRA adapter",
         )
     tensors = read_tensors(directory / WEIGHTS)
     foreign = [key for key in tensors if not key.startswith(PREFIX)]
@@ -181,7 +184,12 @@ def _check_rank(layout: PeftLayout, values: Mapping[str, Tensor]) -> None:
         shape = tuple(values[path].shape)
         for name, dim in ((".lora_A.weight", 0), (".lora_B.weight", 1)):
             if key.endswith(name) and (len(shape) != 2 or shape[dim] != rank):
-                raise CheckpointError(f"{path} has shape {list(shape)}, which does not fit rank {rank}", where=path)
+                raise CheckpointError(
+                    f"{path} has shape {list(shape)}, which does not fit rank {rank}",
+                    where=path,
+                    possible=f"[{rank}, in_features] for lora_A, [out_features, {rank}] for lora_B",
+                    fix="gather the whole tensors of a sharded model before they are saved",
+                )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -196,6 +204,12 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"there is no adapter here: {path.name} is missing",
             where=path.parent,
             possible=f"a folder with {CONFIG} and {WEIGHTS}" + (f" (found {', '.join(there)})" if there else ""),
+            fix="give the folder of an adapter, as RUN/adapter",
         ) from None
     except ValueError as error:
-        raise CheckpointError(f"{path.name} is damaged: {error}", where=path) from None
+        raise CheckpointError(
+            f"{path.name} is damaged: {error}",
+            where=path,
+            possible="JSON as peft or frostline writes it",
+            fix="restore the file, or use another checkpoint",
+        ) from None

@@ -91,7 +91,12 @@ def fingerprint_files(paths: Iterable[Path], *, full: bool = False) -> str:
     digests: list[bytes] = []
     paths = list(paths)
     if not paths:
-        raise CheckpointError("there is no base file to fingerprint", fix="give the weight files of the base")
+        raise CheckpointError(
+            "there is no base file to fingerprint",
+            fix="give the weight files of the base",
+            where="the base",
+            possible="safetensors or GGUF files",
+        )
     for path in paths:
         with open(path, "rb") as stream:
             if path.suffix == ".safetensors":
@@ -117,11 +122,19 @@ def fingerprint_model(model: torch.nn.Module, paths: Iterable[str] | None = None
     digests: list[bytes] = []
     for path in sorted(parameters if paths is None else set(paths)):
         if path not in parameters:
-            raise CheckpointError(f"cannot fingerprint {path!r}: the model has no such parameter", where=path)
+            raise CheckpointError(
+                f"cannot fingerprint {path!r}: the model has no such parameter",
+                where=path,
+                possible=f"{len(parameters)} parameters, {next(iter(parameters), None)} among them",
+                fix="give paths of this model",
+            )
         tensor = parameters[path].detach()
         if tensor.is_meta:
             raise CheckpointError(
-                f"cannot fingerprint {path!r}: it has no values yet (meta device)", fix="load the weights first"
+                f"cannot fingerprint {path!r}: it has no values yet (meta device)",
+                fix="load the weights first",
+                where=path,
+                possible="parameters with values",
             )
         data = tensor.contiguous().reshape(-1).view(torch.uint8)
         head = hashlib.sha256(json.dumps([path, str(tensor.dtype), list(tensor.shape)]).encode())
@@ -156,7 +169,10 @@ def _safetensors_tensors(stream: BinaryIO, path: Path) -> Iterator[_StoredTensor
             yield _StoredTensor(name, entry["dtype"], tuple(entry["shape"]), 8 + length + start, 8 + length + stop)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{path.name} is not a whole safetensors file: {error}", where=path, fix="fetch the base again"
+            f"{path.name} is not a whole safetensors file: {error}",
+            where=path,
+            fix="fetch the base again",
+            possible="the file as it was published",
         ) from None
 
 

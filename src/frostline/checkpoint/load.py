@@ -93,7 +93,12 @@ def load_checkpoint(
         state = cast("dict[str, Any]", json.loads((path / "state" / PROGRESS).read_text(encoding="utf-8")))
         return LoadedState(manifest.step, state["progress"], state["scheduler"], manifest, tuple(changes))
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{PROGRESS} cannot be read: {error}", where=path / "state") from None
+        raise CheckpointError(
+            f"{PROGRESS} cannot be read: {error}",
+            where=path / "state",
+            possible="JSON as the run wrote it",
+            fix="use another checkpoint of the run",
+        ) from None
 
 
 def _plan_changes(path: Path, manifest: Manifest, plan: TrainabilityPlan) -> list[str]:
@@ -111,6 +116,7 @@ def _load_trained_part(path: Path, model: torch.nn.Module, plan: TrainabilityPla
             else "the model has an adapter, the checkpoint holds none",
             where=path,
             fix="use the peft block of the run's config",
+            possible="a model with adapters exactly where the run had them",
         )
     if has_adapter:
         beside = frozenset(read_tensors(path / "trained" / TRAINED_WEIGHTS)) if has_trained else frozenset[str]()

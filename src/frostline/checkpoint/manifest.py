@@ -82,6 +82,7 @@ class Manifest:
                     possible=f"up to {FORMAT_VERSION}",
                     fix="install a newer frostline",
                 )
+            _require_shape(values)
             values["base"] = BaseIdentity.from_dict(values["base"])
             values["without_state"] = tuple(values["without_state"])
             values["notes"] = tuple(values["notes"])
@@ -91,10 +92,14 @@ class Manifest:
                 f"{directory.name} is not a complete checkpoint: it has no {FILE_NAME}",
                 where=directory,
                 possible="a folder checkpoints/step-N of a run",
+                fix="name a folder that has one",
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
-                f"{FILE_NAME} is damaged ({type(error).__name__}: {error})", where=path, fix="use another checkpoint"
+                f"{FILE_NAME} is damaged ({type(error).__name__}: {error})",
+                where=path,
+                fix="use another checkpoint",
+                possible="JSON as the run wrote it",
             ) from None
 
     def verify_files(self, directory: Path, below: tuple[str, ...] = ("",)) -> None:
@@ -123,7 +128,20 @@ class Manifest:
                 f"the checkpoint is damaged: {'; '.join(faults)}",
                 where=directory,
                 fix="resume from another checkpoint of the run, or restore the file",
+                possible="files byte for byte as they were written",
             )
+
+
+def _require_shape(values: dict[str, Any]) -> None:
+    """The types that the rest of Frostline relies on; raises ValueError."""
+    for name, entry in values["files"].items():
+        if not (isinstance(entry["bytes"], int) and isinstance(entry["sha256"], str)) or name.startswith("/"):
+            raise ValueError(f"files: {name}")
+    for key, kind in {"step": int, "plan_digest": str, "is_best": bool, "versions": dict}.items():
+        if not isinstance(values[key], kind):
+            raise ValueError(f"{key} is {values[key]!r}")
+    if not isinstance(values["epoch"], int | float | None):
+        raise ValueError(f"epoch is {values['epoch']!r}")
 
 
 def describe_files(directory: Path) -> dict[str, dict[str, Any]]:

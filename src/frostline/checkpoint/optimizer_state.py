@@ -96,6 +96,7 @@ def load_optimizer(
             f"the checkpoint holds the state of {record['class']}, the run uses {type(optimizer).__name__}",
             where=where,
             fix=f"set optimizer.name as it was, or start a new run with {type(optimizer).__name__}",
+            possible=f"the state of {type(optimizer).__name__}",
         )
     paths = _paths_of(optimizer, model)
     state = cast("dict[str, dict[str, Any]]", record["state"])
@@ -136,7 +137,12 @@ def load_optimizer(
                 faults.append(f"{path}: {key} has shape {list(value.shape)}, the parameter {list(parameter.shape)}")
         fresh[parameter] = values
     if faults:
-        raise CheckpointError("the saved optimizer state does not fit: " + _listed(faults), where=where)
+        raise CheckpointError(
+            "the saved optimizer state does not fit: " + _listed(faults),
+            where=where,
+            possible="one state for each parameter that trains",
+            fix="use the config of the run, or start a new run folder",
+        )
     optimizer.state.clear()
     optimizer.state.update(fresh)
     if same_groups:
@@ -189,6 +195,8 @@ def _paths_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[
         raise CheckpointError(
             f"the optimizer holds {len(unknown)} parameters that are not in the model (shapes {unknown[:3]})",
             fix="build the optimizer after the last step that replaces parameters",
+            where="the optimizer",
+            possible="parameters of the model",
         )
     return {parameter: names[id(parameter)] for parameter in held}
 
@@ -212,6 +220,7 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor], home: torch.devic
         f"optimizer state {name} is a {type(value).__name__}, which cannot be saved without pickle",
         possible="tensors, numbers, text, and lists or dicts of them",
         fix="use another optimizer",
+        where="the optimizer",
     )
 
 
@@ -223,7 +232,12 @@ def _decode(value: Any, tensors: Mapping[str, Tensor], home: torch.device, where
     entry = cast("dict[str, Any]", value)
     if "tensor" in entry:
         if entry["tensor"] not in tensors:
-            raise CheckpointError(f"the tensor {entry['tensor']!r} is missing from the optimizer state", where=where)
+            raise CheckpointError(
+                f"the tensor {entry['tensor']!r} is missing from the optimizer state",
+                where=where,
+                possible="every tensor that optimizer.json names",
+                fix="use another checkpoint",
+            )
         tensor = tensors[entry["tensor"]]
         return tensor.to(home) if entry["home"] else tensor
     if "tuple" in entry:
@@ -246,10 +260,18 @@ def _read_tensors(directory: Path, expected: int) -> dict[str, Tensor]:
         if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
             raise
         raise CheckpointError(
-            f"the optimizer state cannot be read: {error}", where=directory, fix="use another checkpoint"
+            f"the optimizer state cannot be read: {error}",
+            where=directory,
+            fix="use another checkpoint",
+            possible="safetensors files as the run wrote them",
         ) from error
     if len(tensors) != expected:
-        raise CheckpointError(f"the optimizer state holds {len(tensors)} tensors, not {expected}", where=directory)
+        raise CheckpointError(
+            f"the optimizer state holds {len(tensors)} tensors, not {expected}",
+            where=directory,
+            possible="every tensor that optimizer.json names",
+            fix="use another checkpoint",
+        )
     return tensors
 
 
@@ -265,9 +287,16 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise CheckpointError(f"{path.name} is missing", where=path, fix="use another checkpoint") from None
+        raise CheckpointError(
+            f"{path.name} is missing", where=path, fix="use another checkpoint", possible="the files that the run wrote"
+        ) from None
     except ValueError as error:
-        raise CheckpointError(f"{path.name} is damaged: {error}", where=path, fix="use another checkpoint") from None
+        raise CheckpointError(
+            f"{path.name} is damaged: {error}",
+            where=path,
+            fix="use another checkpoint",
+            possible="JSON as the run wrote it",
+        ) from None
 
 
 def _to_text(state: Tensor) -> str:

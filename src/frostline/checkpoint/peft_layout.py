@@ -98,6 +98,7 @@ def only_adapter(model: torch.nn.Module, name: str | None = None) -> InjectedAda
         f"the model has no adapter {name!r}" if name else f"the model has {len(adapters)} adapters",
         possible=", ".join(adapters) or "none: it has no adapter",
         fix="name one of them" if adapters else "use save_trained for a model without adapters",
+        where="adapter",
     )
 
 
@@ -136,7 +137,12 @@ def plan_layout(
     injected = only_adapter(model, adapter)
     method = injected.method
     if not isinstance(method, LoRA):
-        raise CheckpointError(f"{method.label} has no counterpart in peft's layout yet", possible="LoRA")
+        raise CheckpointError(
+            f"{method.label} has no counterpart in peft's layout yet",
+            possible="LoRA",
+            where="peft.method",
+            fix="save it as a checkpoint of a run, or use LoRA",
+        )
     targets = set(injected.targets)
     modules = base_modules(model)
     # Shared modules come once, under the first name, as in peft's own walk.

@@ -37,7 +37,12 @@ def read_plan_record(path: Path) -> dict[str, Any]:
             raise ValueError("it is not a plan")
         return record
     except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error}", where=path) from None
+        raise CheckpointError(
+            f"{path.name} cannot be read: {error}",
+            where=path,
+            possible="JSON as the run wrote it",
+            fix="use another checkpoint of the run",
+        ) from None
 
 
 def differences(saved: dict[str, Any], plan: TrainabilityPlan) -> list[str]:

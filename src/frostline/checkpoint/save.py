@@ -61,7 +61,12 @@ def save_checkpoint(
     """
     step = int(progress["step"])
     if not run.writable:
-        raise CheckpointError(f"the run folder {run.path} is open for reading only", where=run.path)
+        raise CheckpointError(
+            f"the run folder {run.path} is open for reading only",
+            where=run.path,
+            possible="a folder from RunFolder.open",
+            fix="open it for writing",
+        )
     final = run.checkpoint_dir(step)
     aside = run.checkpoint_root / f".tmp-{final.name}-{os.getpid()}"
     with disk_errors(final):

@@ -52,6 +52,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], shown: Mapping[str,
             "; ".join(faults[:8]) or "there is nothing to save: the trained part is empty",
             where=path,
             fix="go on from the last good checkpoint" if faults else None,
+            possible="tensors with finite values",
         )
     # A clone of what shares memory with a larger tensor: safetensors writes whole storages only.
     ready = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -64,7 +65,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], shown: Mapping[str,
             with safe_open(str(aside), framework="pt") as stored:
                 found = {name: list(stored.get_slice(name).get_shape()) for name in _names(stored)}
             if found != {name: list(tensor.shape) for name, tensor in ready.items()}:
-                raise CheckpointError(f"{path.name} does not hold what was written", where=path, fix="check the disk")
+                raise CheckpointError(
+                    f"{path.name} does not hold what was written",
+                    where=path,
+                    fix="check the disk",
+                    possible="the names and shapes that were saved",
+                )
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
@@ -128,6 +134,7 @@ def put_tensors(model: torch.nn.Module, tensors: Mapping[str, Tensor], *, where:
             "the file does not fit the model: " + "; ".join(faults[:8]) + rest,
             where=where,
             fix="load it into the model, with the adapters, that it was trained on",
+            possible="tensors with the names and shapes of the model, all values finite",
         )
     with torch.no_grad():
         for path, tensor in tensors.items():

@@ -87,7 +87,10 @@ def load_trained(
         BaseIdentity.from_dict(record["base"]).check_same(base, where=directory)
     if record["num_tensors"] != len(tensors):
         raise CheckpointError(
-            f"{WEIGHTS} holds {len(tensors)} tensors, {RECORD} says {record['num_tensors']}", where=directory
+            f"{WEIGHTS} holds {len(tensors)} tensors, {RECORD} says {record['num_tensors']}",
+            where=directory,
+            possible="the files of one and the same save",
+            fix="use another checkpoint",
         )
     if plan is not None and not allow_plan_change:
         wanted = set(trained_paths(model, plan)) - set(elsewhere)
@@ -111,6 +114,16 @@ def _read_record(path: Path) -> dict[str, Any]:
         BaseIdentity.from_dict(record["base"])
         return {"num_tensors": record["num_tensors"], "base": record["base"]}
     except FileNotFoundError:
-        raise CheckpointError(f"{path.name} is missing", where=path.parent, fix="check the folder") from None
+        raise CheckpointError(
+            f"{path.name} is missing",
+            where=path.parent,
+            fix="check the folder",
+            possible=f"a folder with {WEIGHTS} and {RECORD}",
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path.name} is damaged: {error}", where=path) from None
+        raise CheckpointError(
+            f"{path.name} is damaged: {error}",
+            where=path,
+            possible="JSON as the run wrote it",
+            fix="use another checkpoint",
+        ) from None

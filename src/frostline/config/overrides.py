@@ -92,7 +92,10 @@ def parse_override(override: str) -> tuple[tuple[Key, ...], Any]:
             return keys, resolve_plain(text)
         except ValueError:
             raise ConfigError(
-                f"the number in the override of `{key_text}` is too long", where=where, fix="shorten it"
+                f"the number in the override of `{key_text}` is too long",
+                where=where,
+                fix="shorten it",
+                possible="numbers of at most a few thousand digits",
             ) from None
     try:
         return keys, parse_yaml(text, "command line")[0]

@@ -103,7 +103,10 @@ def _read_text(path: Path, file: str) -> str:
         ) from None
     except OSError as error:
         raise ConfigError(
-            f"cannot read the config file {file}: {error.strerror}", where=file, fix="make the file readable"
+            f"cannot read the config file {file}: {error.strerror}",
+            where=file,
+            fix="make the file readable",
+            possible="a file that can be read",
         ) from None
     try:
         return raw.decode("utf-8-sig")

@@ -100,9 +100,10 @@ def explain(error: YAMLError, text: str, file: str) -> Problem:
             f"invalid character U+{ord(text[position]):04X}: YAML allows no control characters",
             str(Origin("", file, line)),
             fix="delete the character (it may be invisible in your editor)",
+            possible="printable characters, line breaks and tabs",
         )
     if not isinstance(error, MarkedYAMLError):
-        return Problem(f"not valid YAML: {error}", file, fix="correct the file")
+        return Problem(f"not valid YAML: {error}", file, fix="correct the file", possible="YAML 1.2")
     said = " ".join(part for part in (error.context, error.problem) if part)
     mark = error.problem_mark or error.context_mark
     if error.context_mark is not None and any(part in said for part in _BLAME_THE_OPENING):

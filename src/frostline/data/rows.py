@@ -35,7 +35,12 @@ class Rows:
     def __post_init__(self) -> None:
         lengths = {name: len(values) for name, values in self.columns.items()}
         if len(set(lengths.values())) > 1:
-            raise DataError(f"columns of different length: {lengths}", where=self.source)
+            raise DataError(
+                f"columns of different length: {lengths}",
+                where=self.source,
+                possible="one value in every column for each row",
+                fix="make the columns equally long",
+            )
 
     @classmethod
     def from_dicts(cls, dicts: Iterable[Mapping[str, Any]], source: str = "rows", notes: tuple[str, ...] = ()) -> Rows:

@@ -147,5 +147,8 @@ def read_labels(directory: Path) -> LabelMap | None:
         return LabelMap(tuple(str(name) for name in record["names"]), record["problem"])
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{file} is damaged: {error}", where=str(file), fix="use another checkpoint of the run"
+            f"{file} is damaged: {error}",
+            where=str(file),
+            fix="use another checkpoint of the run",
+            possible="the names and the kind of the labels, as the run wrote them",
         ) from None

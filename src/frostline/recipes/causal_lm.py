@@ -68,7 +68,9 @@ class CausalLM(Recipe):
             raise DataError(
                 f"none of the {len(parts.train):,} training examples keeps a token to train",
                 where=at("train"),
-                possible=f"longest example: {max_length} tokens" if max_length else None,
+                possible=f"longest example: {max_length} tokens"
+                if max_length
+                else "examples with at least one token to predict",
                 fix="raise data.max_length, or check that the conversations have assistant turns (data.train_on)",
             )
         return PreparedData(

@@ -67,6 +67,7 @@ def _prompt(
             "the tokenizer has no chat template, so messages have no text",
             where="tokenizer.chat_template",
             fix="give tokenizer.chat_template, or rows with `prompt` or `text`",
+            possible="a tokenizer with a chat template, or rows of text",
         )
     turns: list[dict[str, Any]] = list(value)
     if turns[-1].get("role") == "assistant" and len(turns) > 1:

@@ -127,6 +127,7 @@ def _config_error(folder: ModelLocation, error: Exception) -> ModelError:
             f"model {folder.name!r} runs Python code of its own",
             where=folder.where,
             fix="read that code, then set model.trust_remote_code: true",
+            possible="architectures that transformers has, or trust in that code",
         )
     return ModelError(
         f"config.json of model {folder.name!r} cannot be used: {_first_line(error)}",
@@ -224,6 +225,7 @@ def _load_error(folder: ModelLocation, head: Head, error: Exception) -> ModelErr
             f"transformers has no {head.kind} form of model {folder.name!r}",
             where=folder.where,
             fix="choose a model whose architecture has one, or another recipe",
+            possible="models that transformers has such a form of",
         )
     if "flash_attn" in text or "FlashAttention" in text:
         return ModelError(
@@ -236,6 +238,7 @@ def _load_error(folder: ModelLocation, head: Head, error: Exception) -> ModelErr
         f"model {folder.name!r} cannot be loaded: {_first_line(error)}",
         where=folder.where,
         fix=f"check the files in {folder.path}",
+        possible="a folder as save_pretrained writes it",
     )
 
 
@@ -261,6 +264,7 @@ def describe(
                 f"{path} has shape {list(theirs)} in the files of {location.name!r} and {list(ours)} in the model",
                 where=location.where,
                 fix="config.json and the weights do not belong together: get both from the same place",
+                possible="tensors of the shapes that config.json says",
             )
         resized[path] = (theirs, ours)
     new = frozenset(name for name in parameters if name in set(info["missing_keys"]) | set(resized))

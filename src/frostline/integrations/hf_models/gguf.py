@@ -66,6 +66,7 @@ def _convert(location: ModelLocation, file: Path, target: Path) -> None:
             f"reading {file.name} needs the Python package gguf, which is not installed",
             where=location.where,
             fix="pip install gguf",
+            possible="models in safetensors need no further package",
         )
     with quick_imports():
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig

@@ -63,13 +63,16 @@ def weight_files(location: ModelLocation) -> list[Path]:
                 f"weight file {missing[0]!r} of model {location.name!r} is missing ({len(missing)} of {len(names)})",
                 where=location.where,
                 fix=f"complete the folder {folder}, or delete it and download again",
+                possible="every file that model.safetensors.index.json names",
             )
         return [folder / name for name in names]
     pickled = sorted(folder.glob("*.bin"))
     raise ModelError(
         f"model {location.name!r} has no model.safetensors",
         where=location.where,
-        possible=f"{folder} holds {pickled[0].name}, a pickle, which Frostline does not open" if pickled else None,
+        possible=f"{folder} holds {pickled[0].name}, a pickle, which Frostline does not open"
+        if pickled
+        else "a folder with model.safetensors",
         fix="convert it once: transformers' save_pretrained writes safetensors"
         if pickled
         else f"put model.safetensors into {folder}",
@@ -87,7 +90,12 @@ def read_headers(files: list[Path], where: str) -> dict[str, TensorHeader]:
         for name, entry in _read_header(file, where).items():
             dtype = DTYPES.get(entry["dtype"])
             if dtype is None:
-                raise ModelError(f"tensor {name!r} in {file} has the unknown dtype {entry['dtype']!r}", where=where)
+                raise ModelError(
+                    f"tensor {name!r} in {file} has the unknown dtype {entry['dtype']!r}",
+                    where=where,
+                    possible=", ".join(DTYPES),
+                    fix="convert the file to one of these",
+                )
             tensors[name] = TensorHeader(tuple(entry["shape"]), dtype)
     return tensors
 
@@ -115,6 +123,7 @@ def _damaged(file: Path, where: str, detail: str = "") -> ModelError:
         f"{file} is truncated or not a safetensors file{detail}",
         where=where,
         fix="copy or download it again (a Git LFS pointer instead of the file looks like this too)",
+        possible="a whole safetensors file",
     )
 
 

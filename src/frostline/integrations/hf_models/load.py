@@ -77,6 +77,7 @@ def load_model(
             f" also {more}, not {less}",
             where=location.where,
             fix="the files changed while Frostline ran: start again",
+            possible="the same files for the plan and for the load",
         )
     _check_materialized(model, location)
     return LoadedModel(model.eval(), meta.new, source_files(location, folder), meta.notes, dtype)
@@ -89,4 +90,5 @@ def _check_materialized(model: nn.Module, location: ModelLocation) -> None:
             f"{len(left)} tensors of model {location.name!r} got no values: {', '.join(left[:5])}",
             where=location.where,
             fix="the installed transformers loads this model incompletely: try another version of it",
+            possible="a model whose tensors are all in its files, or new",
         )

