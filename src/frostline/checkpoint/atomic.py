@@ -141,10 +141,10 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise CheckpointError(
             f"the disk is full: {path.name} could not be written" if full else f"cannot write {path.name}: {reason}",
             where=path,
-            possible=_free_space(path) if full else None,
+            possible=_free_space(path) if full else "a folder that exists and can be written",
             fix="free some space (lower checkpoint.keep, or another output_dir), then go on with --resume"
             if full
-            else "choose an output_dir that can be written",
+            else "choose another place, or change the permissions",
         ) from error
 
 
@@ -161,11 +161,13 @@ def _reason(error: BaseException) -> str | None:
                 return reason
     if type(error).__name__ == "SafetensorError" and re.search("io ?error|i/o error", str(error), re.IGNORECASE):
         return "full" if any(text in str(error) for text in _FULL_TEXT) else str(error)
+    if type(error) is Exception and "(os error " in str(error):  # what the tokenizers library raises
+        return "full" if any(text in str(error) for text in _FULL_TEXT) else str(error)
     return None
 
 
-def _free_space(path: Path) -> str | None:
-    folder = path
+def _free_space(path: Path) -> str:
+    folder = path.absolute()
     while not folder.exists():
         folder = folder.parent
     return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB are free on the disk of {folder}"

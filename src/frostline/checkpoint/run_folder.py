@@ -53,17 +53,40 @@ class RunFolder:
                 and `mode` is not `"new"`; it cannot be made.
         """
         path = Path(path)
-        if path.exists() and not path.is_dir():
-            raise CheckpointError(
-                f"{path} is a file, so it cannot be the run folder", where="output_dir", fix="choose another output_dir"
-            )
+        cls.require_usable(path, mode)
+        content = _content(path)
+        created = [folder for folder in (path, *path.parents) if not folder.exists()]
+        with disk_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _take_lock(path)
+        run = cls(path, lock, created, fresh=not content or mode == "overwrite")
+        try:
+            if mode == "overwrite":
+                run._empty()
+            run._repair()
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @staticmethod
+    def require_usable(path: str | Path, mode: Mode = "new") -> None:
+        """Refuse what `open` would refuse, whoever may be writing; takes no lock and changes nothing.
+
+        Raises:
+            CheckpointError: see `open`.
+        """
+        path = Path(path)
+        _require_writable(path)
         content = _content(path)
         marked = (path / _LOCK).is_file() and _MARK in (path / _LOCK).read_text(encoding="utf-8", errors="replace")
         if content and mode == "new":
             raise CheckpointError(
                 f"the run folder {path} exists already and is not empty",
                 where="output_dir",
-                possible="--resume goes on with it, --overwrite deletes it first" if marked else None,
+                possible="--resume goes on with it, --overwrite deletes it first"
+                if marked
+                else "a folder that is not there or is empty: this one was not made by frostline",
                 fix="choose one of them, or another output_dir" if marked else "choose another output_dir",
             )
         if content and not marked:
@@ -73,15 +96,6 @@ class RunFolder:
                 possible="a folder that is not there, is empty, or holds an earlier run",
                 fix="choose another output_dir",
             )
-        created = [folder for folder in (path, *path.parents) if not folder.exists()]
-        with disk_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
-            lock = _take_lock(path)
-        run = cls(path, lock, created, fresh=not content or mode == "overwrite")
-        if mode == "overwrite":
-            run._empty()
-        run._repair()
-        return run
 
     @classmethod
     def read(cls, path: str | Path) -> RunFolder:
@@ -97,6 +111,7 @@ class RunFolder:
                 if path.exists()
                 else f"there is no run folder {path}",
                 where=path,
+                possible="a folder that `frostline train` made",
                 fix="give the output_dir of a run",
             )
         return cls(path, None, [], fresh=False)
@@ -242,6 +257,28 @@ class RunFolder:
             if (best := self.best()) is not None:
                 self.set_best(best)
             self.link_trained_part()
+
+
+def _require_writable(path: Path) -> None:
+    """`path` is a folder that can be written, or can be made."""
+    with disk_errors(path):  # such as a name that is too long
+        nearest = next(folder for folder in (path, *path.parents) if os.path.lexists(folder) or folder == folder.parent)
+        is_folder = nearest.is_dir()
+    if not is_folder:
+        kind = "a link to nothing" if nearest.is_symlink() and not nearest.exists() else "a file"
+        raise CheckpointError(
+            f"{nearest} is {kind}, so {'it' if nearest == path else str(path)} cannot be the run folder",
+            where="output_dir",
+            possible="a folder that is not there, is empty, or holds an earlier run",
+            fix="choose another output_dir",
+        )
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise CheckpointError(
+            f"{path} cannot be the run folder: {nearest} cannot be written",
+            where="output_dir",
+            possible="a folder that this user can write",
+            fix="choose another output_dir, or change the permissions",
+        )
 
 
 def _content(path: Path) -> list[str]:

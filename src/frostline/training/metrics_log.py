@@ -6,11 +6,12 @@ Knows nothing of models or run folders beyond the path of its file.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from frostline.checkpoint.atomic import disk_errors, write_file
 
 
 class MetricsLog:
@@ -21,16 +22,19 @@ class MetricsLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("a", encoding="utf-8")
+        with disk_errors(path):
+            self._file = path.open("a", encoding="utf-8")
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends one record; a number that is not finite is written as null, since JSON has no word for it."""
         record = {"step": step, **{key: _plain(value) for key, value in values.items()}}
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
-        self._file.flush()
+        with disk_errors(self.path):
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with disk_errors(self.path):  # closing writes what a failed flush has left
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -46,12 +50,7 @@ def truncate_to(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = "".join(json.dumps(record) + "\n" for record in read_metrics(path) if record["step"] <= step)
-    aside = path.with_name(path.name + ".tmp")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    write_file(path, kept)
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

@@ -5,9 +5,11 @@ Knows nothing of a run that is going on: it can draw any run folder at any time.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
+from frostline.checkpoint.atomic import write_file
 from frostline.errors import TrainingError
 from frostline.training.metrics_log import read_metrics
 
@@ -55,7 +57,9 @@ def draw_curves(run_dir: Path, score: str | None = None) -> Path:
     axes.legend(handles, labels, loc="best")
     axes.grid(alpha=0.3)
     target = run_dir / "curves.png"
-    figure.savefig(target, dpi=120)
+    image = io.BytesIO()
+    figure.savefig(image, dpi=120, format="png")
+    write_file(target, image.getvalue())
     return target
 
 
