@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,9 @@ def export_run(
         CheckpointError: the folder exists, the checkpoint is damaged, or holds what peft cannot express.
     """
     directory = Path(directory)
+    with disk_errors(directory):  # such as a name that is too long
+        directory = directory.resolve()  # a link leads to the folder that is meant; `.` gets a name
+        created = [folder for folder in directory.parents if not folder.exists()]
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise CheckpointError(
             f"{directory} exists already",
@@ -50,6 +54,9 @@ def export_run(
             publish_directory(aside, directory)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
+            for folder in created:
+                with suppress(OSError):  # never made, or somebody else's by now
+                    folder.rmdir()
             raise
     return directory
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from frostline.adapters import PEFT, parse_method
 from frostline.checkpoint import BaseIdentity, RunFolder, fingerprint_files, plan_layout
+from frostline.checkpoint.atomic import disk_errors
 from frostline.config.load import LoadedConfig, load_config
-from frostline.config.origin import Origins
 from frostline.config.yaml_file import dump_yaml
-from frostline.errors import CheckpointError, FrostlineError, PlanMismatchError, Problem
+from frostline.errors import CheckpointError, FrostlineError, PlanMismatchError
 from frostline.integrations.hf_models.load import LoadedModel
 from frostline.preparation import prepare, resolve
 from frostline.recipes.assembly import Assembly, assemble
-from frostline.selectors import selector_problems
+from frostline.recipes.config_checks import check_paths, check_selectors
 from frostline.trainability import TrainabilityPlan
 from frostline.training.batches import num_steps
 
@@ -66,32 +66,7 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, Any], overrides: I
     Raises:
         ConfigError: with every problem and its line.
     """
-    return load_config(source, overrides, checks=(check_selectors,))
-
-
-def check_selectors(data: dict[str, Any], origins: Origins) -> list[Problem]:
-    """Faults in the grammar of every selector that a config holds."""
-    places: list[tuple[Any, Origins]] = []
-    freeze = data.get("freeze_config")
-    if isinstance(freeze, dict):
-        places += [
-            (freeze[key], origins.below("freeze_config", key))
-            for key in ("freeze_modules", "unfreeze_modules")
-            if key in freeze
-        ]
-    peft = data.get("peft")
-    if isinstance(peft, dict):
-        places += [
-            (peft[key], origins.below("peft", key))
-            for key in ("target_modules", "exclude_modules")
-            if key in peft and peft[key] != "all-linear"
-        ]
-    optimizer = data.get("optimizer")
-    groups = optimizer.get("groups") if isinstance(optimizer, dict) else None
-    for index, group in enumerate(groups if isinstance(groups, list) else []):
-        if isinstance(group, dict) and "select" in group:
-            places.append((group["select"], origins.below("optimizer", "groups", index, "select")))
-    return [problem for value, at in places for problem in selector_problems(value, at)]
+    return load_config(source, overrides, checks=(check_selectors, check_paths))
 
 
 def plan_run(loaded: LoadedConfig, *, say: Say = lambda line: None) -> PlannedRun:
@@ -190,7 +165,8 @@ def train_run(
                 say(f"nothing to resume in {run.path}: starting at step 0")
             run.write_text(CONFIG_FILE, dump_yaml(loaded.data))
             run.write_text(PLAN_FILE, plan.dumps())
-            assembly.tokenizer.save_pretrained(run.path / "tokenizer")
+            with disk_errors(run.path / "tokenizer"):
+                assembly.tokenizer.save_pretrained(run.path / "tokenizer")
             result = train(
                 model=held.model,
                 plan=plan,
@@ -219,7 +195,8 @@ def require_folder(loaded: LoadedConfig, mode: Literal["new", "resume", "overwri
     Raises:
         CheckpointError: see `RunFolder.open`.
     """
-    if mode != "overwrite" and loaded.run_folder.exists():
+    RunFolder.require_usable(loaded.run_folder, mode)
+    if mode == "resume" and loaded.run_folder.is_dir() and any(loaded.run_folder.iterdir()):
         with RunFolder.open(loaded.run_folder, mode) as run:
             if run.latest() is not None:
                 require_same_config(run, loaded)
@@ -228,12 +205,16 @@ def require_folder(loaded: LoadedConfig, mode: Literal["new", "resume", "overwri
 def shorten(loaded: LoadedConfig) -> LoadedConfig:
     """The config of a smoke run: two steps, few examples, everything else as it is."""
     config = loaded.config
+    warmup = config.schedule.warmup
     validation = min(config.evaluation.max_examples or 32, 32)
     return replace(
         loaded,
         config=config.model_copy(
             update={
                 "training": config.training.model_copy(update={"epochs": None, "max_steps": 2}),
+                "schedule": config.schedule.model_copy(
+                    update={"warmup": min(warmup, 1) if isinstance(warmup, int) else warmup}
+                ),
                 "evaluation": config.evaluation.model_copy(
                     update={"every": "epoch", "max_examples": validation, "early_stopping": None}
                 ),
@@ -284,12 +265,12 @@ def _changes(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]
 def _facts(loaded: LoadedConfig, assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan) -> dict[str, str]:
     config, data = loaded.config, assembly.data
     assert data is not None
-    training = config.training
+    training, epochs = config.training, config.training.epochs or 1
     steps = num_steps(len(data.train), training.batch_size, epochs=training.epochs, max_steps=training.max_steps)
     length = (
         f"{training.max_steps} (max_steps)"
         if training.max_steps
-        else f"{len(data.train):,} / {training.batch_size} x {training.epochs or 1:g} epoch{'s' if (training.epochs or 1) != 1 else ''}"
+        else f"{len(data.train):,} / {training.batch_size} x {epochs:g} epoch{'s' if epochs != 1 else ''}"
     )
     facts = {
         "optimizer": _OPTIMIZERS.get(config.optimizer.name, config.optimizer.name),

@@ -1,0 +1,85 @@
+"""Checks of a whole config that its models cannot make: the grammar of selectors, and texts that can be no path.
+
+Handed to `load_config`, so that what they find is reported with everything else. Opens no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from frostline.config.origin import Key, Origins
+from frostline.config.wording import show
+from frostline.errors import Problem
+from frostline.selectors import selector_problems
+
+MAX_NAME_BYTES = 255  # of one part of a path, on the file systems of Linux, macOS and Windows
+_PATHS = (
+    ("model", "name_or_path"),
+    ("tokenizer", "name_or_path"),
+    ("data", "train", "source"),
+    ("data", "validation", "source"),
+    ("data", "test", "source"),
+    ("output_dir",),
+)
+
+
+def check_selectors(data: dict[str, Any], origins: Origins) -> list[Problem]:
+    """Faults in the grammar of every selector that a config holds."""
+    places: list[tuple[Any, Origins]] = []
+    freeze = data.get("freeze_config")
+    if isinstance(freeze, dict):
+        places += [
+            (freeze[key], origins.below("freeze_config", key))
+            for key in ("freeze_modules", "unfreeze_modules")
+            if key in freeze
+        ]
+    peft = data.get("peft")
+    if isinstance(peft, dict):
+        places += [
+            (peft[key], origins.below("peft", key))
+            for key in ("target_modules", "exclude_modules")
+            if key in peft and peft[key] != "all-linear"
+        ]
+    optimizer = data.get("optimizer")
+    groups = optimizer.get("groups") if isinstance(optimizer, dict) else None
+    for index, group in enumerate(groups if isinstance(groups, list) else []):
+        if isinstance(group, dict) and "select" in group:
+            places.append((group["select"], origins.below("optimizer", "groups", index, "select")))
+    return [problem for value, at in places for problem in selector_problems(value, at)]
+
+
+def check_paths(data: dict[str, Any], origins: Origins) -> list[Problem]:
+    """Texts with the character U+0000 anywhere, and paths with a part that no file system takes."""
+    problems = [
+        Problem(
+            f"the text {value!r} holds the character U+0000"
+            if len(value) < 80
+            else "a text holds the character U+0000",
+            str(origins.at(*keys)),
+            "text without it",
+            "remove the \\0",
+        )
+        for keys, value in _texts(data, ())
+        if "\0" in value
+    ]
+    for keys, value in _texts(data, ()):
+        longest = max(value.split("/"), key=len)
+        if keys in _PATHS and len(longest.encode(errors="replace")) > MAX_NAME_BYTES:
+            problems.append(
+                Problem(
+                    f"a file name of {len(longest):,} characters: {show(longest)}",
+                    str(origins.at(*keys)),
+                    f"at most {MAX_NAME_BYTES} bytes between two slashes",
+                    "shorten it",
+                )
+            )
+    return problems
+
+
+def _texts(value: Any, keys: tuple[Key, ...]) -> Iterator[tuple[tuple[Key, ...], str]]:
+    if isinstance(value, str):
+        yield keys, value
+    elif isinstance(value, dict | list):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _texts(child, (*keys, key))
