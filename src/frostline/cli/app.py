@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from frostline import __version__
-from frostline.cli.errors import reported
+from frostline.cli.errors import BAD_INPUT, reported
+from frostline.errors import ConfigError
+
+# The class is not public, and typer has it from click or from a copy of click, depending on its version.
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="frostline",
@@ -179,5 +184,34 @@ def schema(debug: Debug = False) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
-    app(prog_name="frostline")
-    sys.exit(0)
+    with reported("--debug" in sys.argv):
+        try:
+            status = app(prog_name="frostline", standalone_mode=False)
+        except UsageError as error:
+            _refuse_usage(error)
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _refuse_usage(error: Any) -> NoReturn:
+    """A wrong command line, in the form of every other message."""
+    if not sys.argv[1:]:
+        error.show()  # the help: nothing was asked for
+        sys.exit(BAD_INPUT)
+    context = error.ctx
+    command = context.command_path if context is not None else "frostline"
+    message = str(error.format_message()).rstrip(".")
+    raise ConfigError(
+        message[:1].lower() + message[1:],
+        where=f"command line: {shlex.join(['frostline', *sys.argv[1:]])}",
+        possible=_usage(context),
+        fix=f"see `{command} --help`",
+    )
+
+
+def _usage(context: Any) -> str:
+    if context is None:
+        return "see the help"
+    if context.parent is None:
+        return ", ".join(context.command.commands)
+    options = [option for param in context.command.params for option in param.opts if option.startswith("--")]
+    return f"{context.get_usage().removeprefix('Usage: ')}\noptions: {', '.join(options)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from typing import Any, Literal, cast
 
 from rich.console import Console
 
-from frostline.errors import ConfigError, PlanMismatchError
+from frostline.errors import ConfigError, DataError, PlanMismatchError
 from frostline.recipes import runs
 
 
@@ -23,6 +24,7 @@ def say(line: str) -> None:
 
 def plan(config: Path, overrides: Sequence[str], *, diff: Path | None, num_examples: int | None, as_json: bool) -> None:
     """`frostline plan`."""
+    _require_compatible(diff=diff is not None, json=as_json, data=num_examples is not None)
     planned = runs.plan_run(runs.read_config(config, overrides), say=say)
     if diff is not None:
         other = runs.plan_run(runs.read_config(diff, overrides), say=say)
@@ -70,7 +72,7 @@ def evaluate(run: Path, checkpoint: str, *, as_json: bool) -> None:
     finished = FinishedRun.open(run, checkpoint)
     scores = evaluate_run(finished, say=say)
     if as_json:
-        print(json.dumps({score.part: score.metrics for score in scores}, indent=1))
+        print(json.dumps({score.part: _finite(score.metrics) for score in scores}, indent=1))
         return
     for score in scores:
         numbers = "  ".join(f"{name} {value:.4f}" for name, value in score.metrics.items())
@@ -88,9 +90,11 @@ def predict(run: Path, file: str | None, checkpoint: str, output: Path | None, o
     from frostline.recipes.finished import FinishedRun, predict_run
 
     finished = FinishedRun.open(run, checkpoint)
+    if output is not None:
+        _require_output(output)
     if file is None:
         column = finished.loaded.config.data.columns.text or "text"
-        rows = Rows.from_dicts([{column: line.rstrip("\n")} for line in sys.stdin if line.strip()], "standard input")
+        rows = Rows.from_dicts([{column: line} for line in _read_lines()], "standard input")
     else:
         rows = load_source(file, origin=Origin("FILE", "command line"))
     if not len(rows):
@@ -101,7 +105,7 @@ def predict(run: Path, file: str | None, checkpoint: str, output: Path | None, o
             fix="give a FILE, or pipe text into the command",
         )
     answers = predict_run(finished, rows, say=say, **options)
-    text = "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers)
+    text = "".join(json.dumps(answer, ensure_ascii=False, default=str) + "\n" for answer in answers)
     if output is None:
         sys.stdout.write(text)
     else:
@@ -136,17 +140,26 @@ def schema() -> None:
 
 def _smoke(loaded: Any) -> None:
     """Train two steps in a folder of its own, then load the checkpoint into a fresh base and score it again."""
+    import torch
+
     from frostline.recipes.finished import FinishedRun, evaluate_run
 
     planned = runs.plan_run(loaded, say=say)
     print(planned.render(width=_width()), flush=True)
     print(flush=True)
+    assert planned.assembly.data is not None
+    scored = planned.assembly.data.validation is not None
     with tempfile.TemporaryDirectory(prefix="frostline-smoke-") as folder:
         run = Path(folder) / "run"
         result = runs.train_run(planned, folder=run, console=_console(), say=say)
-        again = {score.part: score for score in evaluate_run(FinishedRun.open(run, "latest"), say=say, loaded=loaded)}
-    first, second = result.last_metrics.get("loss"), again["validation"].metrics["loss"] if again else None
-    if first is not None and second is not None and abs(first - second) > 1e-5 * max(1.0, abs(first)):
+        reloaded = FinishedRun.open(run, "latest")
+        if not scored:
+            reloaded.load_model(reloaded.assemble(with_data=False, say=say), torch.device("cpu"))
+            print(f"{result.proof}\nsmoke run: 2 steps, saved, reloaded; no validation data to score; nothing was kept")
+            return
+        again = {score.part: score for score in evaluate_run(reloaded, say=say, loaded=loaded)}
+    first, second = result.last_metrics["loss"], again["validation"].metrics["loss"]
+    if not abs(first - second) <= 1e-5 * max(1.0, abs(first)):  # `not`: true for NaN too
         raise PlanMismatchError(
             f"the reloaded checkpoint scores loss {second}, but the trained model {first}",
             where="--smoke",
@@ -172,22 +185,65 @@ def _print_result(folder: Path, result: Any) -> None:
     print(f"next      frostline evaluate {folder}")
 
 
+_CONTRADICTIONS = (
+    ("resume", "overwrite"),
+    ("smoke", "resume"),
+    ("smoke", "overwrite"),
+    ("diff", "json"),
+    ("diff", "data"),
+    ("json", "data"),
+)
+
+
 def _require_compatible(**flags: bool) -> None:
-    for left, right in (("resume", "overwrite"), ("smoke", "resume"), ("smoke", "overwrite")):
-        if flags[left] and flags[right]:
+    for left, right in _CONTRADICTIONS:
+        if flags.get(left) and flags.get(right):
             raise ConfigError(
-                f"--{left} and --{right} contradict each other",
+                f"--{left} and --{right} do not go together",
                 where="command line",
                 possible="one of them",
                 fix="leave one out",
             )
-    if flags["allow_plan_change"] and not flags["resume"]:
+    if flags.get("allow_plan_change") and not flags["resume"]:
         raise ConfigError(
             "--allow-plan-change has no effect without --resume",
             where="command line",
             possible="--resume --allow-plan-change",
             fix="add --resume, or leave it out",
         )
+
+
+def _require_output(file: Path) -> None:
+    """Before the model is loaded: predictions that have nowhere to go are not worth computing."""
+    if file.is_dir() or not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
+        raise ConfigError(
+            f"cannot write predictions to {file}" + (", which is a folder" if file.is_dir() else ""),
+            where="--output",
+            possible="a file in a folder that exists and can be written",
+            fix="correct the path, or make the folder",
+        )
+
+
+def _read_lines() -> list[str]:
+    """The lines of standard input that hold something; as UTF-8 whatever the locale says."""
+    lines: list[str] = []
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            text = line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"standard input is not UTF-8: byte 0x{line[error.start]:02x} in line {number}",
+                where=f"standard input, line {number}",
+                possible="UTF-8 text, one example a line",
+                fix="convert it first, as with iconv -f CP1252 -t UTF-8",
+            ) from None
+        if text.strip():
+            lines.append(text)
+    return lines
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}  # JSON has no NaN
 
 
 def _console() -> Console:
