@@ -1,0 +1,124 @@
+"""`frostline plan`: the screen, --json, --diff, --data, overrides; loads no weights and writes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def planned(bench: Any, *args: str) -> str:
+    before = bench.snapshot(bench.folder)
+    outcome = bench.run("plan", *args)
+    assert outcome.status == 0, outcome.err
+    assert bench.snapshot(bench.folder) == before
+    return outcome.out
+
+
+def test_the_screen_says_who_trains_and_why(bench: Any) -> None:
+    bench.config()
+    screen = planned(bench, "config.yaml")
+    lines = {line.split("  ")[0].strip(): line for line in screen.splitlines()}
+    assert "trains   162 of" in screen  # 2 x 2 x 16 x 2 of LoRA and 2 x 16 + 2 of the head
+    assert 'target_modules "query" (2 modules)' in screen
+    assert "NEW" in lines["classifier"]
+    assert "24 read, 20 + 4 used, 2 labels" in screen
+    assert "2 = 2 (max_steps)" in screen
+
+
+def test_no_weights_are_read(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    def refuse(*args: object, **options: object) -> None:
+        raise AssertionError("a plan loads no weights")
+
+    monkeypatch.setattr(AutoModelForSequenceClassification, "from_pretrained", refuse)
+    bench.config()
+    planned(bench, "config.yaml")
+
+
+def test_json_is_the_same_plan(bench: Any) -> None:
+    bench.config()
+    record = json.loads(planned(bench, "config.yaml", "--json"))
+    assert record["digest"][:8] == planned(bench, "config.yaml").rstrip().splitlines()[-1].split()[-1]
+    assert record["facts"]["steps"].startswith("2 = 2")
+    trains = [path for path, entry in record["parameters"].items() if entry["trains"]]
+    assert "classifier.weight" in trains
+    assert "bert.encoder.layer.1.attention.self.query.lora_A.default.weight" in trains
+
+
+def test_diff_names_what_only_one_of_two_configs_trains(bench: Any) -> None:
+    bench.config("one.yaml")
+    bench.config("two.yaml", peft={"target_modules": ["query", "value"]})
+    lines = planned(bench, "one.yaml", "--diff", "two.yaml")
+    assert "value.lora_A" in lines
+    assert "query.lora_A" not in lines
+    assert "the same parameters train" in planned(bench, "one.yaml", "--diff", "one.yaml")
+
+
+def test_diff_with_a_broken_config_names_that_file(bench: Any) -> None:
+    bench.config("one.yaml")
+    bench.config("two.yaml", peft={"rank": 0})
+    assert "two.yaml, line" in bench.refused("plan", "one.yaml", "--diff", "two.yaml").part("where")
+
+
+def test_data_shows_examples_as_the_model_sees_them(bench: Any) -> None:
+    bench.config()
+    shown = planned(bench, "config.yaml", "--data", "2")
+    assert "film" in shown
+    assert shown.count("[CLS]") == 2
+    assert "pos" in shown or "neg" in shown
+    assert planned(bench, "config.yaml", "--data", "500").count("[CLS]") == 20
+
+
+def test_overrides_change_the_plan(bench: Any) -> None:
+    bench.config()
+    screen = planned(bench, "config.yaml", "peft.rank=4", "training.max_steps=7", 'peft.target_modules=["value"]')
+    assert "LoRA r4" in screen
+    assert "7 = 7 (max_steps)" in screen
+    assert "value" in screen
+
+
+def test_a_text_longer_than_the_window_is_cut_counted_and_said_once(bench: Any) -> None:
+    rows = bench.texts(24)
+    rows[3]["text"] = "good film " * 20
+    rows[4]["text"] = "awful film " * 20
+    bench.rows("long.jsonl", rows)
+    bench.config(data={"train": "long.jsonl"})
+    screen = planned(bench, "config.yaml")
+    assert "2 cut at 16 tokens" in screen
+    trained = bench.run("train", "config.yaml")
+    assert trained.status == 0
+    assert (trained.out + trained.err).count("cut at 16 tokens") == 1
+
+
+def test_freezing_alone(bench: Any) -> None:
+    bench.config(peft=None, freeze_config={"freeze_modules": ["bert"], "unfreeze_modules": [{"layers": "-1:"}]})
+    screen = planned(bench, "config.yaml")
+    assert "line" in screen
+    assert "peft no (no adapter)" in screen
+
+
+def test_a_reader_that_goes_away_is_no_error(bench: Any, repository: Path) -> None:
+    """As in `frostline plan c.yaml | head -1`: no complaint, and the status of a process that SIGPIPE ends."""
+    environment = {**os.environ, "PYTHONPATH": str(repository / "src")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys, frostline.cli; sys.stdin.read(); frostline.cli.main()", "schema"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    process.stdin.close()  # only now does it begin to write
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait(60) == 141

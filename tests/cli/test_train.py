@@ -1,0 +1,163 @@
+"""`frostline train`: new, --resume, --overwrite, --smoke, and what the run folder then holds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def trained(bench: Any, *args: str) -> Any:
+    outcome = bench.run("train", *args)
+    assert outcome.status == 0, outcome.err
+    return outcome
+
+
+def weights(run: Path) -> bytes:
+    return (run / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+def test_a_run_leaves_what_the_design_names(bench: Any) -> None:
+    bench.config()
+    outcome = trained(bench, "config.yaml")
+    run = bench.folder / "run"
+    for name in ("config.yaml", "plan.json", "metrics.jsonl", "curves.png", "tokenizer/tokenizer.json"):
+        assert (run / name).is_file(), name
+    assert (run / "adapter").readlink() == Path("checkpoints/best/adapter")
+    step = run / "checkpoints" / "step-000002"
+    assert (step / "manifest.json").is_file()
+    for name in ("adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "labels.json"):
+        assert (step / "adapter" / name).is_file(), name
+    assert not list(run.rglob("*.tmp*"))
+    assert not [path for path in run.rglob("*") if path.suffix in (".bin", ".pt", ".pkl")]
+    assert "2 steps in" in outcome.out
+    assert "bit-identical to what was loaded" in outcome.out
+    assert "frostline evaluate run" in outcome.out
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [record["step"] for record in records if "loss" in record] == [1, 2]
+
+
+def test_the_folder_is_named_after_the_config_unless_it_says_one(bench: Any) -> None:
+    bench.config("my lora.yaml", output_dir=None)
+    trained(bench, "my lora.yaml")
+    assert (bench.folder / "runs" / "my lora" / "adapter").is_dir()
+
+
+def test_the_same_config_trains_the_same_bytes(bench: Any) -> None:
+    bench.config()
+    trained(bench, "config.yaml", "output_dir=one")
+    trained(bench, "config.yaml", "output_dir=two")
+    assert weights(bench.folder / "one") == weights(bench.folder / "two")
+
+
+def test_a_run_folder_that_exists_is_refused(bench: Any, finished: Path) -> None:
+    outcome = bench.refused("train", "config.yaml")
+    assert "--resume" in outcome.part("possible")
+    assert "--overwrite" in outcome.part("possible")
+
+
+def test_overwrite_starts_again(bench: Any, finished: Path) -> None:
+    trained(bench, "config.yaml", "--overwrite", "training.max_steps=1")
+    assert [path.name for path in (finished / "checkpoints").glob("step-*")] == ["step-000001"]
+
+
+def test_overwrite_keeps_the_earlier_run_when_the_new_one_cannot_start(bench: Any, finished: Path) -> None:
+    bench.refused("train", "config.yaml", "--overwrite", "peft.target_modules=[quary]")
+    bench.refused("train", "config.yaml", "--overwrite", "data.train=nowhere.jsonl")
+
+
+def test_overwrite_leaves_a_folder_that_is_no_run_alone(bench: Any) -> None:
+    bench.config()
+    bench.write("run/thesis.tex", "years of work")
+    outcome = bench.refused("train", "config.yaml", "--overwrite")
+    assert "thesis.tex" in outcome.error
+    assert "module" not in outcome.out, "known before the plan is made"
+    bench.refused("train", "config.yaml", "--resume")
+    bench.refused("train", "config.yaml")
+
+
+def test_resume_goes_on_bit_for_bit(bench: Any, finished: Path) -> None:
+    whole = weights(finished)
+    shutil.rmtree(finished / "checkpoints" / "step-000002")  # as if the run had been killed after step 1
+    outcome = trained(bench, "config.yaml", "--resume")
+    assert "resuming from run/checkpoints/step-000001" in outcome.err
+    assert weights(finished) == whole
+    records = [json.loads(line) for line in (finished / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [record["step"] for record in records if "loss" in record] == [1, 2]
+
+
+def test_resume_of_a_finished_run_changes_no_weight(bench: Any, finished: Path) -> None:
+    before = bench.snapshot(finished / "checkpoints")
+    trained(bench, "config.yaml", "--resume")
+    assert bench.snapshot(finished / "checkpoints") == before
+
+
+def test_resume_with_nothing_there_starts(bench: Any) -> None:
+    bench.config()
+    outcome = trained(bench, "config.yaml", "--resume")
+    assert "nothing to resume in run: starting at step 0" in outcome.err
+    assert (bench.folder / "run" / "adapter").is_dir()
+
+
+def test_resume_with_a_changed_config_names_every_key(bench: Any, finished: Path) -> None:
+    outcome = bench.refused("train", "config.yaml", "--resume", "optimizer.lr=0.5", "training.seed=3")
+    assert "optimizer.lr: 0.001 in the run, 0.5 now" in outcome.part("possible")
+    assert "training.seed" in outcome.part("possible")
+    assert "module" not in outcome.out, "known before the plan is made"
+
+
+def test_resume_may_change_how_often_checkpoints_are_kept(bench: Any, finished: Path) -> None:
+    trained(bench, "config.yaml", "--resume", "checkpoint.keep=1")
+
+
+def test_resume_with_a_run_config_that_is_gone_or_broken(bench: Any, finished: Path) -> None:
+    (finished / "config.yaml").write_text("recipe: [", encoding="utf-8")
+    bench.refused("train", "config.yaml", "--resume")
+    (finished / "config.yaml").unlink()
+    bench.refused("train", "config.yaml", "--resume")
+
+
+def test_smoke_leaves_nothing_behind(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    bench.config(training={"max_steps": 500}, schedule={"warmup": 100}, evaluation={"every": 50})
+    before = bench.snapshot(bench.folder)
+    outcome = trained(bench, "config.yaml", "--smoke")
+    assert "smoke run: 2 steps, evaluated, saved, reloaded with the same loss" in outcome.out
+    assert "bit-identical" in outcome.out
+    assert bench.snapshot(bench.folder) == before
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+@pytest.mark.parametrize("test_part", [False, True])
+def test_smoke_without_validation_data_still_reloads(bench: Any, test_part: bool) -> None:
+    bench.rows("test.jsonl", bench.texts(4, start=100))
+    bench.config(data={"validation": None, **({"test": "test.jsonl"} if test_part else {})})
+    outcome = trained(bench, "config.yaml", "--smoke")
+    assert "no validation data" in outcome.out
+
+
+def test_freezing_alone_saves_only_what_trained(bench: Any, finished_freeze: Path) -> None:
+    from safetensors import safe_open
+
+    with safe_open(str(finished_freeze / "trained" / "model.safetensors"), framework="pt") as file:
+        names = list(file.keys())
+    assert "classifier.weight" in names
+    assert not [name for name in names if "embeddings" in name or "layer.0" in name]
+    assert not (finished_freeze / "adapter").exists()
+
+
+def test_a_symlinked_run_folder_keeps_its_link(bench: Any) -> None:
+    (bench.folder / "disk").mkdir()
+    (bench.folder / "run").symlink_to("disk")
+    bench.config()
+    trained(bench, "config.yaml")
+    trained(bench, "config.yaml", "--resume")
+    trained(bench, "config.yaml", "--overwrite")
+    assert (bench.folder / "run").is_symlink()
+    assert (bench.folder / "disk" / "adapter" / "adapter_model.safetensors").is_file()
+    bench.refused("train", "config.yaml")
