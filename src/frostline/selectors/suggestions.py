@@ -78,7 +78,7 @@ def describe_miss(selector: Selector, tree: ModuleTree, *, role: str = "", match
                 f"parameters of that name: {', '.join(named[:MAX_SUGGESTIONS])}",
                 f'write {{param: "{_full_pattern(selector.kind.pattern, named)}"}}',
             )
-    pattern = selector.kind.pattern
+    pattern = selector.kind.pattern.removeprefix("*.")
     found: list[str] = []
     if selector.kind.key != "type":
         found = nearest(pattern, tails(candidates, pattern.count(".") + 1))

@@ -1,0 +1,33 @@
+"""Digests tell bits apart, not values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from frostline.tree import tensor_digest
+from frostline.tree.hashing import _CHUNK_ELEMENTS
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])
+def test_equal_bits_give_equal_digests_and_others_do_not(dtype: torch.dtype) -> None:
+    tensor = torch.arange(6).reshape(2, 3).to(dtype)
+    other = tensor.clone()
+    assert tensor_digest(tensor) == tensor_digest(other)
+    other.view(torch.uint8)[0, 0] ^= 1
+    assert tensor_digest(tensor) != tensor_digest(other)
+
+
+def test_minus_zero_differs_and_layout_does_not() -> None:
+    assert tensor_digest(torch.tensor([0.0])) != tensor_digest(torch.tensor([-0.0]))
+    tensor = torch.randn(4, 5)
+    assert tensor_digest(tensor.t()) == tensor_digest(tensor.t().contiguous()) != tensor_digest(tensor)
+
+
+def test_empty_scalar_meta_and_long_tensors() -> None:
+    assert tensor_digest(torch.empty(0)) == tensor_digest(torch.empty(3, device="meta"))
+    assert tensor_digest(torch.tensor(1.0)) == tensor_digest(torch.tensor([1.0]))
+    long = torch.zeros(_CHUNK_ELEMENTS + 1, dtype=torch.int8)
+    before = tensor_digest(long)
+    long[-1] = 1
+    assert tensor_digest(long) != before
