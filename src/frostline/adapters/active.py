@@ -40,7 +40,11 @@ def record_adapter(model: nn.Module, record: InjectedAdapter) -> None:
 
 def forget_adapter(model: nn.Module, name: str) -> None:
     """Take the record of an adapter away again."""
-    unwrap(model).__dict__.get(_ATTRIBUTE, {}).pop(name, None)
+    target = unwrap(model)
+    held = target.__dict__.get(_ATTRIBUTE, {})
+    held.pop(name, None)
+    if not held:
+        target.__dict__.pop(_ATTRIBUTE, None)
 
 
 def is_adapted(module: nn.Module) -> bool:

@@ -26,7 +26,7 @@ WEIGHT_READERS: dict[str, tuple[str, ...]] = {
     # These transformers models call functional kernels with the weights of their own linears.
     "WavLMAttention": ("q_proj", "k_proj", "v_proj", "out_proj"),
     "DetrMHAttentionMap": ("k_proj",),
-    "ConditionalDetrMHAttentionMap": ("k_linear", "k_proj"),
+    "ConditionalDetrMHAttentionMap": ("k_proj",),
     "DabDetrMHAttentionMap": ("k_linear",),
     "MaskFormerDetrMHAttentionMap": ("k_proj",),
     "MobileBertLMPredictionHead": ("decoder", "dense"),

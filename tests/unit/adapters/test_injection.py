@@ -41,6 +41,11 @@ def count_calls(action: Callable[[], object]) -> int:
     return num_calls
 
 
+def refuse(tree: ModuleTree, method: LoRA) -> None:
+    with pytest.raises(AdapterError, match="left with no module to adapt"):
+        find_targets(tree, method)
+
+
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 @pytest.mark.parametrize("targets", ["all-linear", [{"glob": "layers.*.0"}], [{"layers": ":"}]])
 def test_case_87_work_is_linear_in_the_number_of_modules(device: str, targets: Any) -> None:
@@ -62,10 +67,8 @@ def test_case_87_ties_and_shared_modules_stay_linear() -> None:
             layer.twin.weight = layer[0].weight  # every linear is tied to another one
             layer.again = layer[1]
         tree, method = ModuleTree.from_model(model), LoRA(exclude_modules=[{"glob": "*.0"}, "twin"], target_modules="*")
-        counts.append(
-            count_calls(lambda tree=tree, method=method: pytest.raises(AdapterError, find_targets, tree, method))
-        )
-        counts[-1] += count_calls(lambda tree=tree: pytest.raises(AdapterError, find_targets, tree, LoRA()))
+        counts.append(count_calls(lambda tree=tree, method=method: refuse(tree, method)))
+        counts[-1] += count_calls(lambda tree=tree: refuse(tree, LoRA()))
     assert counts[2] - counts[1] == pytest.approx(2 * (counts[1] - counts[0]), rel=0.1)
 
 
