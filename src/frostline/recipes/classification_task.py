@@ -47,7 +47,8 @@ class ClassificationTask:
         self.labels = labels
         self.pad_token_id = pad_token_id
         self.label_smoothing = label_smoothing
-        self._weights = None if label_weights is None else torch.tensor(label_weights, dtype=torch.float32)
+        # float64: sums of float32 weights would differ with the split into micro-batches.
+        self._weights = None if label_weights is None else torch.tensor(label_weights, dtype=torch.float64)
 
     @property
     def default_metric(self) -> tuple[str, Literal["min", "max"]]:

@@ -28,10 +28,12 @@ def enable_gradient_checkpointing(model: nn.Module, origin: Origin | None = None
         ModelError: the model neither supports it nor has a list of blocks.
     """
     inner = unwrap(model)
-    enable = getattr(inner, "gradient_checkpointing_enable", None)
-    if callable(enable) and getattr(inner, "supports_gradient_checkpointing", True):
-        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return
+    for name in ("activation_checkpointing", "gradient_checkpointing"):  # transformers 5.24 renamed it
+        enable = getattr(inner, f"{name}_enable", None)
+        if callable(enable) and getattr(inner, "supports_gradient_checkpointing", True):
+            enable(**{f"{name}_kwargs": {"use_reentrant": False}})
+            _stop_backward_where_it_may(inner)
+            return
     tree = ModuleTree.from_model(model)
     if not tree.block_lists:
         raise ModelError(
@@ -43,6 +45,16 @@ def enable_gradient_checkpointing(model: nn.Module, origin: Origin | None = None
     for blocks in tree.block_lists:
         for block in tree.children(blocks):
             _wrap_forward(tree.modules[block].module)
+
+
+def _stop_backward_where_it_may(model: nn.Module) -> None:
+    """transformers makes the embeddings' output require a gradient, which only the reentrant form needs.
+
+    It would run backward, and recompute, through every frozen block below the first trained one.
+    """
+    disable: Any = getattr(model, "disable_input_require_grads", None)
+    if callable(disable) and getattr(model, "_require_grads_hook", None) is not None:
+        disable()
 
 
 def _wrap_forward(block: nn.Module) -> None:
