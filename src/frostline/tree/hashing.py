@@ -21,5 +21,5 @@ def tensor_digest(tensor: Tensor) -> str:
         flat = tensor.detach().reshape(-1)
         for start in range(0, flat.numel(), _CHUNK_ELEMENTS):
             chunk = flat[start : start + _CHUNK_ELEMENTS].cpu().contiguous()
-            digest.update(memoryview(chunk.view(torch.uint8).numpy()))
+            digest.update(chunk.view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -36,12 +36,14 @@ def test_all_kinds_and_modifiers_print_as_written() -> None:
     full = parse_selector({"type": "Linear", "within": {"layers": -1}, "except": ["head", {"glob": "*.o"}]})
     assert str(full).startswith("type Linear within layers -1 except")
     assert full.excepts == parse_selectors(["head", {"glob": "*.o"}])
-    assert not full.optional and parse_selector({"path": "a", "optional": True}).optional
+    assert not full.optional
+    assert parse_selector({"path": "a", "optional": True}).optional
 
 
 def test_equality_ignores_where_it_was_written() -> None:
     here = parse_selector("a", Origins(prefix=("freeze_modules", 0)))
-    assert here == parse_selector("a") and hash(here) == hash(parse_selector("a"))
+    assert here == parse_selector("a")
+    assert hash(here) == hash(parse_selector("a"))
     assert here.origin == Origin("freeze_modules[0]")
 
 

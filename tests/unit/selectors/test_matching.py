@@ -193,7 +193,8 @@ def test_layers_of_a_model_without_blocks_may_be_optional() -> None:
     with pytest.raises(SelectorError, match=r"no block list was found[\s\S]*block lists of this model: none"):
         require_matches(parse_selectors({"layers": 0}), tree)
     (selection,) = require_matches(parse_selectors({"layers": 0, "optional": True}), tree)
-    assert selection.matches == () and selection.num_params == 0
+    assert selection.matches == ()
+    assert selection.num_params == 0
 
 
 def test_case_49_the_layer_is_the_number_behind_the_outermost_list() -> None:
@@ -230,7 +231,8 @@ def test_a_sequential_may_be_named_as_the_list() -> None:
 
 
 def test_star_matches_the_root_and_a_name_matches_every_tail(towers: ModuleTree) -> None:
-    assert matched(towers, "*")[0] == "" and matched(towers, {"glob": "*"})[0] == ""
+    assert matched(towers, "*")[0] == ""
+    assert matched(towers, {"glob": "*"})[0] == ""
     assert param_paths(towers, "*") == {ref.path for ref in towers.params}
     assert matched(towers, "model.lm_head") == []
     assert matched(towers, {"path": "language_model"}) == []
@@ -252,7 +254,8 @@ def test_except_takes_modules_and_parameters_away(towers: ModuleTree) -> None:
     assert matched(towers, value) == [f"model.vision_tower.layers.0.{part}" for part in ("self_attn.q_proj", "mlp")]
     assert param_paths(towers, {"path": "lm_head", "except": {"param": "*.weight"}}) == set()
     biases = param_paths(towers, {"param": "*.bias", "except": "vision_tower"})
-    assert biases and not any("vision_tower" in path for path in biases)
+    assert biases
+    assert not any("vision_tower" in path for path in biases)
     # A parent of what is excepted stays matched: it keeps its other parts.
     assert matched(towers, {"path": "model", "except": "vision_tower"}) == ["model"]
 
@@ -264,7 +267,8 @@ def test_adapters_are_reached_by_param_only() -> None:
     for value in ("*", {"glob": "*"}, {"regex": ".*"}, {"type": "Module"}):
         assert param_paths(tree, value) == {"a.weight", "a.bias", "b.weight", "b.bias"}
         assert not any("lora" in path for path in matched(tree, value))
-    assert matched(tree, {"path": "a.lora_A"}) == [] and matched(tree, "lora_A") == []
+    assert matched(tree, {"path": "a.lora_A"}) == []
+    assert matched(tree, "lora_A") == []
     assert matched(tree, {"type": "Linear"}) == ["a", "b"]
     assert param_paths(tree, {"param": "*.lora_B.*"}) == {"a.lora_B.default.weight"}
 

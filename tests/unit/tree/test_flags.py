@@ -17,7 +17,8 @@ def test_freezing_drops_the_gradient_and_thawing_keeps_it() -> None:
     set_trainable(param, True)
     assert param.grad is not None
     set_trainable(param, False)
-    assert param.grad is None and not param.requires_grad
+    assert param.grad is None
+    assert not param.requires_grad
     set_trainable(param, True)
     assert param.requires_grad
 

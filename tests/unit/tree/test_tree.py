@@ -52,7 +52,8 @@ def test_planned_parameters_count_for_their_base_module() -> None:
     assert [ref.path for ref in grown.params][:3] == ["0.weight", "0.bias", "0.lora_A.default.weight"]
     new = grown.params[2]
     assert (new.param, new.num_elements, new.dtype_name, new.is_adapter) == (None, 16, "bfloat16", True)
-    assert list(grown.adapter_params) == [2] and not tree.adapter_params
+    assert list(grown.adapter_params) == [2]
+    assert not tree.adapter_params
     assert [(ref.param_start, ref.param_end) for ref in grown.modules] == [(0, 5), (0, 3), (3, 5), (3, 5)]
     assert len(tree.params) == 4
 
@@ -67,7 +68,8 @@ def test_names_of_one_tensor_and_buffers() -> None:
         ("0.running_var", 1, True),
         ("0.num_batches_tracked", 1, True),
     ]
-    assert tree.module_index["2"] == 3 and tree.param_index["2.bias"] == 5
+    assert tree.module_index["2"] == 3
+    assert tree.param_index["2.bias"] == 5
 
 
 def test_block_lists_are_outermost_and_of_one_class() -> None:
