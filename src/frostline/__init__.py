@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from frostline.adapters import PEFT, LoRA, merge
-    from frostline.sharing import load_adapter, load_trained, save_adapter, save_trained
+    from frostline.adapters import PEFT, LoRA
     from frostline.errors import (
         AdapterError,
         CheckpointError,
@@ -29,13 +28,14 @@ if TYPE_CHECKING:
         SelectorError,
         TrainingError,
     )
-    from frostline.preparation import prepare, resolve
+    from frostline.preparation import merge, prepare, resolve
+    from frostline.sharing import load_adapter, load_trained, save_adapter, save_trained
     from frostline.trainability import Decision, Prover, TrainabilityPlan, plan_of
 
 _HOME = {
     "PEFT": "frostline.adapters",
     "LoRA": "frostline.adapters",
-    "merge": "frostline.adapters",
+    "merge": "frostline.preparation",
     "load_adapter": "frostline.sharing",
     "load_trained": "frostline.sharing",
     "save_adapter": "frostline.sharing",

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from frostline.adapters import PEFT, InjectedAdapter, adapters_of, find_targets, inject, parse_method, planned_params
+from frostline.adapters import merge as merge_adapters
 from frostline.adapters.base import DEFAULT_NAME
 from frostline.adapters.targets import Targets
 from frostline.config.origin import Origins
@@ -89,6 +90,20 @@ def prepare(
         inject(model, resolved.method, adapter=adapter, targets=resolved.targets)
     resolved.plan.apply(model)
     return model, resolved.plan
+
+
+def merge(model: ModelT) -> ModelT:
+    """Fold every adapter into its base weight and take the adapters away. Mutates and returns `model`.
+
+    The model is plain again: it has no plan, every parameter keeps the flag that it has. To undo a merge use
+    `frostline.adapters.merge(model, keep=True)` and `unmerge`.
+
+    Raises:
+        AdapterError: the model has no adapter, or a merged weight is not finite; nothing is changed then.
+    """
+    merge_adapters(model)
+    detach_plan(model)
+    return model
 
 
 def release(model: nn.Module) -> None:

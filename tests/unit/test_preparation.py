@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from frostline import LoRA, plan_of, prepare, resolve
 from frostline.adapters import adapters_of, disabled
-from frostline.errors import AdapterError, ConfigError, FrostlineError, SelectorError
-from frostline.preparation import release
+from frostline.errors import AdapterError, ConfigError, FrostlineError, PlanMismatchError, SelectorError
+from frostline.preparation import merge, release
 
 
 class Classifier(nn.Module):
@@ -177,3 +177,12 @@ def test_errors_of_both_blocks_keep_their_class() -> None:
         resolve(Classifier(), freeze_config={"freeze_modules": ["x"]}, peft=LoRA(target_modules=["y"]))
     with pytest.raises(ConfigError, match="freeze_config is 3"):
         resolve(Classifier(), freeze_config=3)  # type: ignore[arg-type]
+
+
+def test_merge_leaves_a_plain_model_without_a_plan():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    prepare(model, peft=LoRA(target_modules=["0"]))
+    assert merge(model) is model
+    assert type(model[0]) is nn.Linear
+    with pytest.raises(PlanMismatchError, match="has no plan"):
+        plan_of(model)
