@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,11 @@ def test_help_lists_every_command_without_importing_anything_heavy(repository: P
         "print(sorted(name for name in sys.modules if '.' not in name), file=sys.stderr)"
     )
     environment = {**os.environ, "PYTHONPATH": str(repository / "src")}
-    started = time.perf_counter()
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    seconds = time.perf_counter() - started
     for command in COMMANDS:
         assert f"\n  {command} " in ended.stdout
     imported = set(eval(ended.stderr))
     assert not imported & set(HEAVY)
-    assert seconds < 3, "0.3 s on an idle machine; the tests share theirs"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

