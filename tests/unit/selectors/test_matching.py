@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import time
 from pathlib import Path
 from typing import Any
 
