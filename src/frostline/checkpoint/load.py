@@ -27,6 +27,10 @@ from frostline.errors import CheckpointError
 from frostline.trainability import TrainabilityPlan
 
 
+# Of a method's config: where it was injected is in the plan, how it was drawn does not matter any more.
+_FREE_KEYS = frozenset({"target_modules", "exclude_modules", "seed", "dtype"})
+
+
 @dataclass(frozen=True)
 class LoadedState:
     """What a checkpoint says beside the tensors.
@@ -78,6 +82,7 @@ def load_checkpoint(
             possible=shown,
             fix="use the config of the run, or give --allow-plan-change to load what fits",
         )
+    _require_same_method(path, manifest, model)
     manifest.verify_files(path, ("",) if optimizer is not None else ("adapter/", "trained/"))
     _load_trained_part(path, model, plan, allow_plan_change)
     if optimizer is not None:
@@ -105,6 +110,26 @@ def _plan_changes(path: Path, manifest: Manifest, plan: TrainabilityPlan) -> lis
     if manifest.plan_digest == plan.digest:
         return []
     return differences(read_plan_record(path / PLAN_FILE), plan)
+
+
+def _require_same_method(path: Path, manifest: Manifest, model: torch.nn.Module) -> None:
+    """The plan's digest holds shapes, not scaling: an adapter with another alpha would load and compute otherwise."""
+    adapters = adapters_of(model)
+    if manifest.method is None or not adapters:
+        return  # one side has no adapter: the trained part will say so
+    now = adapters.get(manifest.adapter or "", next(iter(adapters.values()))).method.to_config()
+    differing = [
+        f"{key}: {then} in the checkpoint, {now.get(key)} now"
+        for key, then in manifest.method.items()
+        if key not in _FREE_KEYS and now.get(key) != then
+    ]
+    if differing:
+        raise CheckpointError(
+            f"the adapter of the checkpoint computes with other settings: {', '.join(differing)}",
+            where=path,
+            possible="the peft block that the run was trained with",
+            fix="restore these values",
+        )
 
 
 def _load_trained_part(path: Path, model: torch.nn.Module, plan: TrainabilityPlan, allow_plan_change: bool) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,16 @@ def test_another_base_and_another_plan_are_refused(tmp_path: Path, session: Call
     state = other.load(path, allow_plan_change=True)
     assert any("head.weight" in change for change in state.plan_changes)
     assert torch.equal(other.model.get_parameter("head.weight"), it.model.get_parameter("head.weight"))
+
+
+def test_an_adapter_of_another_scaling_is_refused(tmp_path: Path, session: Callable[..., Session]) -> None:
+    with RunFolder.open(tmp_path) as run:
+        path = session().save(run, 1)
+    manifest = Manifest.read(path)
+    assert manifest.method is not None
+    replace(manifest, method={**manifest.method, "alpha": 99.0}).write(path)
+    with pytest.raises(CheckpointError, match=r"computes with other settings: alpha: 99.0 in the checkpoint"):
+        session().load(path)
 
 
 def test_a_checkpoint_with_an_adapter_needs_a_model_with_one(tmp_path: Path, session: Callable[..., Session]) -> None:
