@@ -150,6 +150,8 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 def _reason(error: BaseException) -> str | None:
     """`"full"`, the text of another operating system error, or None if `error` is not about the disk."""
+    if isinstance(error, shutil.Error):  # of copytree: all its failures, as text
+        return "full" if any(f"[Errno {number}]" in str(error) for number in _FULL) else str(error)
     if isinstance(error, OSError):
         return "full" if error.errno in _FULL else str(error)
     # One exception per process, each wrapped as (exception, traceback), as torch.distributed.checkpoint reports them.

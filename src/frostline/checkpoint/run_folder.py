@@ -5,24 +5,21 @@ Knows folder names, links and the lock; of a checkpoint it reads no more than th
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import re
 import shutil
-import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Self
 
 from frostline.checkpoint.atomic import disk_errors, recover_replaced, replace_link, write_file
 from frostline.checkpoint.manifest import FILE_NAME as MANIFEST
 from frostline.checkpoint.manifest import Manifest
+from frostline.checkpoint.run_lock import LOCK, is_run_folder, require_free, take_lock
 from frostline.errors import CheckpointError
 
 Mode = Literal["new", "resume", "overwrite"]
 _STEP = re.compile(r"step-(\d{6,})")
-_LOCK = ".lock"
-_MARK = "frostline run folder"
 
 
 class RunFolder:
@@ -54,12 +51,15 @@ class RunFolder:
         """
         path = Path(path)
         cls.require_usable(path, mode)
-        content = _content(path)
         created = [folder for folder in (path, *path.parents) if not folder.exists()]
         with disk_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
-            lock = _take_lock(path)
-        run = cls(path, lock, created, fresh=not content or mode == "overwrite")
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                lock = take_lock(path)
+            except OSError:
+                _remove_made(path, created)
+                raise
+        run = cls(path, lock, created, fresh=not _content(path) or mode == "overwrite")
         try:
             if mode == "overwrite":
                 run._empty()
@@ -71,7 +71,7 @@ class RunFolder:
 
     @staticmethod
     def require_usable(path: str | Path, mode: Mode = "new") -> None:
-        """Refuse what `open` would refuse, whoever may be writing; takes no lock and changes nothing.
+        """Refuse what `open` would refuse now; keeps no lock and changes nothing.
 
         Raises:
             CheckpointError: see `open`.
@@ -79,7 +79,7 @@ class RunFolder:
         path = Path(path)
         _require_writable(path)
         content = _content(path)
-        marked = (path / _LOCK).is_file() and _MARK in (path / _LOCK).read_text(encoding="utf-8", errors="replace")
+        marked = is_run_folder(path)
         if content and mode == "new":
             raise CheckpointError(
                 f"the run folder {path} exists already and is not empty",
@@ -96,6 +96,7 @@ class RunFolder:
                 possible="a folder that is not there, is empty, or holds an earlier run",
                 fix="choose another output_dir",
             )
+        require_free(path)
 
     @classmethod
     def read(cls, path: str | Path) -> RunFolder:
@@ -223,7 +224,7 @@ class RunFolder:
                     break
                 parent.rmdir()
         else:
-            (self.path / _LOCK).unlink()
+            (self.path / LOCK).unlink()
         self.close()
         return True
 
@@ -281,45 +282,19 @@ def _require_writable(path: Path) -> None:
         )
 
 
+def _remove_made(path: Path, created: list[Path]) -> None:
+    """Undo a start that could not even write its lock; what others have put there by now stays."""
+    with suppress(OSError):
+        if created and (path / LOCK).stat().st_size == 0:
+            (path / LOCK).unlink()
+        for folder in created:
+            folder.rmdir()
+
+
 def _content(path: Path) -> list[str]:
-    return sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK) if path.is_dir() else []
+    return sorted(entry.name for entry in path.iterdir() if entry.name != LOCK) if path.is_dir() else []
 
 
 def _match(path: Path) -> re.Match[str] | None:
     match = _STEP.fullmatch(path.name)
     return match if match and not path.is_symlink() and (path / MANIFEST).is_file() else None
-
-
-def _take_lock(path: Path) -> int:
-    """Lock `path/.lock`; the operating system lets go of it when the process ends, however it ends."""
-    file = path / _LOCK
-    while True:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(descriptor, 4096).decode(errors="replace")
-            os.close(descriptor)
-            raise CheckpointError(
-                f"another process writes the run folder {path}{_describe_holder(holder)}",
-                where=file,
-                possible="one writer at a time",
-                fix="wait for it or stop it, or choose another output_dir",
-            ) from None
-        # The holder before us may have removed the folder between our open and our lock.
-        if file.exists() and os.fstat(descriptor).st_ino == file.stat().st_ino:
-            break
-        os.close(descriptor)
-        path.mkdir(parents=True, exist_ok=True)
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, json.dumps({"what": _MARK, "pid": os.getpid(), "host": socket.gethostname()}).encode())
-    os.fsync(descriptor)
-    return descriptor
-
-
-def _describe_holder(text: str) -> str:
-    try:
-        holder = json.loads(text)
-        return f" (process {holder['pid']} on {holder['host']})"
-    except (ValueError, KeyError, TypeError):  # the holder has not written its name yet
-        return ""

@@ -15,6 +15,8 @@ from rich.console import Console
 
 from frostline.errors import ConfigError, DataError, PlanMismatchError
 from frostline.recipes import runs
+from frostline.recipes.config_checks import read_config
+from frostline.recipes.resuming import require_folder
 
 
 def say(line: str) -> None:
@@ -25,9 +27,9 @@ def say(line: str) -> None:
 def plan(config: Path, overrides: Sequence[str], *, diff: Path | None, num_examples: int | None, as_json: bool) -> None:
     """`frostline plan`."""
     _require_compatible(diff=diff is not None, json=as_json, data=num_examples is not None)
-    planned = runs.plan_run(runs.read_config(config, overrides), say=say)
+    planned = runs.plan_run(read_config(config, overrides), say=say)
     if diff is not None:
-        other = runs.plan_run(runs.read_config(diff, overrides), say=say)
+        other = runs.plan_run(read_config(diff, overrides), say=say)
         lines = planned.plan.diff(other.plan)
         print("\n".join(lines) if lines else f"the same parameters train ({planned.plan.digest[:8]})")
         return
@@ -52,12 +54,12 @@ def train(
 ) -> None:
     """`frostline train`."""
     _require_compatible(resume=resume, overwrite=overwrite, smoke=smoke, allow_plan_change=allow_plan_change)
-    loaded = runs.read_config(config, overrides)
+    loaded = read_config(config, overrides)
     mode: Literal["new", "resume", "overwrite"] = "resume" if resume else "overwrite" if overwrite else "new"
     if smoke:
         _smoke(runs.shorten(loaded))
         return
-    runs.require_folder(loaded, mode)  # before the slow part: a taken folder is known at once
+    require_folder(loaded, mode)  # before the slow part: a taken folder is known at once
     planned = runs.plan_run(loaded, say=say)
     print(planned.render(width=_width()), flush=True)
     print(flush=True)

@@ -1,17 +1,21 @@
-"""Checks of a whole config that its models cannot make: the grammar of selectors, and texts that can be no path.
+"""Reads a config with every check: also those that its models cannot make, of selectors and of paths.
 
-Handed to `load_config`, so that what they find is reported with everything else. Opens no file.
+They are handed to `load_config`, so that what they find is reported with everything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
+from frostline.config.load import LoadedConfig, load_config
 from frostline.config.origin import Key, Origins
 from frostline.config.wording import show
 from frostline.errors import Problem
 from frostline.selectors import selector_problems
+
+if TYPE_CHECKING:
+    import os
 
 MAX_NAME_BYTES = 255  # of one part of a path, on the file systems of Linux, macOS and Windows
 _PATHS = (
@@ -22,6 +26,15 @@ _PATHS = (
     ("data", "test", "source"),
     ("output_dir",),
 )
+
+
+def read_config(source: str | os.PathLike[str] | Mapping[str, Any], overrides: Iterable[str] = ()) -> LoadedConfig:
+    """The checked config; the grammar of its selectors is checked with everything else, all problems at once.
+
+    Raises:
+        ConfigError: with every problem and its line.
+    """
+    return load_config(source, overrides, checks=(check_selectors, check_paths))
 
 
 def check_selectors(data: dict[str, Any], origins: Origins) -> list[Problem]:

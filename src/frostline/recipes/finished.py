@@ -19,7 +19,9 @@ from frostline.config.load import LoadedConfig
 from frostline.data.rows import Rows
 from frostline.errors import CheckpointError, DataError
 from frostline.recipes.assembly import Assembly, assemble
-from frostline.recipes.runs import CONFIG_FILE, load_prepared, read_config
+from frostline.recipes.config_checks import read_config
+from frostline.recipes.resuming import CONFIG_FILE
+from frostline.recipes.runs import load_prepared
 from frostline.trainability import TrainabilityPlan
 
 Say = Callable[[str], None]

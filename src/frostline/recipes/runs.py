@@ -5,36 +5,36 @@ Read with `finished.py`, which opens what this leaves behind. The loop itself is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from frostline.adapters import PEFT, parse_method
 from frostline.checkpoint import BaseIdentity, RunFolder, fingerprint_files, plan_layout
 from frostline.checkpoint.atomic import disk_errors
-from frostline.config.load import LoadedConfig, load_config
+from frostline.config.load import LoadedConfig
 from frostline.config.yaml_file import dump_yaml
-from frostline.errors import CheckpointError, FrostlineError, PlanMismatchError
+from frostline.errors import PlanMismatchError
 from frostline.integrations.hf_models.load import LoadedModel
 from frostline.preparation import prepare, resolve
 from frostline.recipes.assembly import Assembly, assemble
-from frostline.recipes.config_checks import check_paths, check_selectors
+from frostline.recipes.config_checks import read_config
+from frostline.recipes.resuming import CONFIG_FILE, require_same_config
 from frostline.trainability import TrainabilityPlan
 from frostline.training.batches import num_steps
 
 if TYPE_CHECKING:
-    import os
-
     from rich.console import Console
 
     from frostline.integrations.hf_models.build import MetaModel
     from frostline.training import TrainResult
 
+__all__ = ["PLAN_FILE", "PlannedRun", "load_prepared", "method_of", "plan_run", "read_config", "shorten", "train_run"]
+
 Say = Callable[[str], None]
-CONFIG_FILE, PLAN_FILE = "config.yaml", "plan.json"
-# Keys that a resumed run may change: they decide what is written and shown, not what is computed.
-FREE_ON_RESUME = ("output_dir", "checkpoint", "tracking")
+PLAN_FILE = "plan.json"
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,6 @@ class PlannedRun:
     def render(self, *, width: int = 110) -> str:
         """The first screen: table, sums, data, steps, notes."""
         return self.plan.render(self.facts, width=width)
-
-
-def read_config(source: str | os.PathLike[str] | Mapping[str, Any], overrides: Iterable[str] = ()) -> LoadedConfig:
-    """The checked config; the grammar of its selectors is checked with everything else, all problems at once.
-
-    Raises:
-        ConfigError: with every problem and its line.
-    """
-    return load_config(source, overrides, checks=(check_selectors, check_paths))
 
 
 def plan_run(loaded: LoadedConfig, *, say: Say = lambda line: None) -> PlannedRun:
@@ -163,10 +154,9 @@ def train_run(
                 say(f"resuming from {resume_from}")
             elif mode == "resume":
                 say(f"nothing to resume in {run.path}: starting at step 0")
-            run.write_text(CONFIG_FILE, dump_yaml(loaded.data))
-            run.write_text(PLAN_FILE, plan.dumps())
-            with disk_errors(run.path / "tokenizer"):
-                assembly.tokenizer.save_pretrained(run.path / "tokenizer")
+            about = partial(_describe_run, run, loaded, plan, assembly)
+            if resume_from is None:
+                about()
             result = train(
                 model=held.model,
                 plan=plan,
@@ -177,7 +167,8 @@ def train_run(
                 run=run,
                 base=base,
                 origins=loaded.origins,
-                extra_files=assembly.write_extras,
+                # A resume that is refused must leave the run as it was: then these come with the first new checkpoint.
+                extra_files=assembly.write_extras if resume_from is None else _first(about, assembly.write_extras),
                 resume_from=resume_from,
                 allow_plan_change=allow_plan_change,
                 console=console,
@@ -189,17 +180,23 @@ def train_run(
             raise
 
 
-def require_folder(loaded: LoadedConfig, mode: Literal["new", "resume", "overwrite"]) -> None:
-    """Refuse a run folder that cannot be used, before anything slow begins. Leaves no trace.
+def _describe_run(run: RunFolder, loaded: LoadedConfig, plan: TrainabilityPlan, assembly: Assembly) -> None:
+    run.write_text(CONFIG_FILE, dump_yaml(loaded.data))
+    run.write_text(PLAN_FILE, plan.dumps())
+    with disk_errors(run.path / "tokenizer"):
+        assembly.tokenizer.save_pretrained(run.path / "tokenizer")
 
-    Raises:
-        CheckpointError: see `RunFolder.open`.
-    """
-    RunFolder.require_usable(loaded.run_folder, mode)
-    if mode == "resume" and loaded.run_folder.is_dir() and any(loaded.run_folder.iterdir()):
-        with RunFolder.open(loaded.run_folder, mode) as run:
-            if run.latest() is not None:
-                require_same_config(run, loaded)
+
+def _first(about: Callable[[], None], write: Callable[[Path], None]) -> Callable[[Path], None]:
+    """`write`, with `about` before its first call."""
+    waiting = [about]
+
+    def both(directory: Path) -> None:
+        while waiting:
+            waiting.pop()()
+        write(directory)
+
+    return both
 
 
 def shorten(loaded: LoadedConfig) -> LoadedConfig:
@@ -221,45 +218,6 @@ def shorten(loaded: LoadedConfig) -> LoadedConfig:
             }
         ),
     )
-
-
-def require_same_config(run: RunFolder, loaded: LoadedConfig) -> None:
-    """Refuse to resume with a config that would compute something else.
-
-    Raises:
-        CheckpointError: lists every changed key.
-    """
-    file = run.path / CONFIG_FILE
-    try:
-        before = read_config(file)
-    except FrostlineError as error:
-        raise CheckpointError(
-            f"{file} cannot be read, so that the run cannot be resumed",
-            where=file,
-            possible=error.problems[0].what,
-            fix="restore the file, or start again with --overwrite",
-        ) from None
-    old, new = before.config.model_dump(mode="json"), loaded.config.model_dump(mode="json")
-    changes = [change for change in _changes(old, new) if not change[0].startswith(FREE_ON_RESUME)]
-    if changes:
-        raise CheckpointError(
-            f"the config differs from that of the run in {run.path}: {', '.join(key for key, _, _ in changes)}",
-            where="\n".join(str(loaded.origins.at(*key.split("."))) for key, _, _ in changes[:5]),
-            possible="\n".join(f"{key}: {was!r} in the run, {now!r} now" for key, was, now in changes[:8])
-            + f"\nfree to change: {', '.join(FREE_ON_RESUME)}",
-            fix="restore the values, or train into another output_dir",
-        )
-
-
-def _changes(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = dict.fromkeys([*old, *new])
-        return [
-            change
-            for key in keys
-            for change in _changes(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
-        ]
-    return [] if old == new else [(prefix, old, new)]
 
 
 def _facts(loaded: LoadedConfig, assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan) -> dict[str, str]:
