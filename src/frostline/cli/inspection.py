@@ -7,8 +7,11 @@ from pathlib import Path
 import torch
 
 from frostline.checkpoint import Manifest, RunFolder, read_adapter
+from frostline.checkpoint.adapter_file import WEIGHTS as ADAPTER_WEIGHTS
 from frostline.checkpoint.manifest import FILE_NAME as MANIFEST
 from frostline.checkpoint.tensor_file import read_tensors
+from frostline.checkpoint.trained_part import RECORD
+from frostline.checkpoint.trained_part import WEIGHTS as TRAINED_WEIGHTS
 from frostline.errors import CheckpointError
 
 
@@ -23,11 +26,13 @@ def describe(directory: Path, *, check: bool) -> str:
     if (directory / MANIFEST).is_file():
         return "\n".join(_describe_checkpoint(directory, check))
     if (directory / "adapter_config.json").is_file():
-        return "\n".join(_describe_adapter(directory))
+        return "\n".join(_describe_adapter(directory, check))
+    if (directory / RECORD).is_file():
+        return "\n".join(_describe_trained(directory, check))
     raise CheckpointError(
         f"{directory} holds nothing that Frostline knows" if directory.exists() else f"there is no folder {directory}",
         where=directory,
-        possible="a run folder, a folder checkpoints/step-N, or an adapter folder",
+        possible="a run folder, a folder checkpoints/step-N, an adapter folder, or a folder trained/",
         fix="give one of these",
     )
 
@@ -43,20 +48,20 @@ def _describe_run(directory: Path, check: bool) -> str:
         line = f"           {path.name}  epoch {manifest.epoch or 0:.3g}  {size:,} bytes  {', '.join(marks)}"
         lines.append(line.rstrip())
         if check:
-            _check(path, manifest)
+            _describe_checkpoint(path, check=True)  # for its checks
     newest = best or run.latest()
     if newest is None:
         lines.append("           no complete checkpoint yet")
         return "\n".join(lines)
     if check:
-        lines.append("check      every file of every checkpoint is as written")
+        lines.append("check      every file of every checkpoint is as written, every value finite")
     return "\n".join([*lines, "", *_describe_checkpoint(newest, check=False)])
 
 
 def _describe_checkpoint(directory: Path, check: bool) -> list[str]:
     manifest = Manifest.read(directory)
     if check:
-        _check(directory, manifest)
+        manifest.verify_files(directory)
     base = manifest.base
     identity = f"{base.dtype or 'dtype unknown'}, {base.fingerprint or 'no fingerprint'}"
     lines = [
@@ -68,34 +73,51 @@ def _describe_checkpoint(directory: Path, check: bool) -> list[str]:
     ]
     lines += [f"note       {note}" for note in manifest.notes]
     if (directory / "adapter").is_dir():
-        lines += _describe_adapter(directory / "adapter")
+        lines += _describe_adapter(directory / "adapter", check)
     if (directory / "trained").is_dir():
-        lines += _describe_tensors("trained", read_tensors(directory / "trained" / "model.safetensors"))
+        lines += _describe_trained(directory / "trained", check)
     if check:
-        lines.append("check      every file is as written, every value finite")
+        lines.append("check      every file is as written")
     return lines
 
 
-def _describe_adapter(directory: Path) -> list[str]:
+def _describe_adapter(directory: Path, check: bool) -> list[str]:
     file = read_adapter(directory)
     config = file.config
+    for key in ("r", "lora_alpha"):
+        if not isinstance(config.get(key), int | float):
+            raise CheckpointError(
+                f"adapter_config.json has no number {key}: {config.get(key)!r}",
+                where=directory / "adapter_config.json",
+                possible="the config of a LoRA adapter, as peft writes it",
+                fix="restore the file, or use another checkpoint",
+            )
     targets = ", ".join(file.targets[:3]) + (", ..." if len(file.targets) > 3 else "")
     return [
         f"adapter    LoRA rank {config['r']}, alpha {config['lora_alpha']}, dropout {config.get('lora_dropout', 0)}"
         + (", rank-stabilized" if config.get("use_rslora") else ""),
         f"targets    {len(file.targets)} modules: {targets}",
         f"in full    {', '.join(file.trained_in_full) or 'nothing'}",
-        *_describe_tensors("tensors", dict(file.tensors)),
+        *_describe_tensors("tensors", dict(file.tensors), directory / ADAPTER_WEIGHTS, check),
     ]
 
 
-def _describe_tensors(label: str, tensors: dict[str, torch.Tensor]) -> list[str]:
+def _describe_trained(directory: Path, check: bool) -> list[str]:
+    file = directory / TRAINED_WEIGHTS
+    return _describe_tensors("trained", read_tensors(file), file, check)
+
+
+def _describe_tensors(label: str, tensors: dict[str, torch.Tensor], file: Path, check: bool) -> list[str]:
+    """`check` adds that every value is finite, or raises."""
+    broken = [name for name, value in tensors.items() if value.is_floating_point() and not value.isfinite().all()]
+    if check and broken:
+        raise CheckpointError(
+            f"{len(broken)} tensors hold values that are not finite: {', '.join(broken[:4])}",
+            where=file,
+            possible="finite numbers",
+            fix="use another checkpoint",
+        )
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
-    return [f"{label:<11}{len(tensors)} tensors, {num_bytes:,} bytes, {', '.join(dtypes)}"]
-
-
-def _check(directory: Path, manifest: Manifest) -> None:
-    manifest.verify_files(directory)
-    for path in [*directory.glob("adapter/*.safetensors"), *directory.glob("trained/*.safetensors")]:
-        read_tensors(path)
+    finite = ["check      every value is finite"] if check else []
+    return [f"{label:<11}{len(tensors)} tensors, {num_bytes:,} bytes, {', '.join(dtypes)}", *finite]
