@@ -105,10 +105,11 @@ def read_config(folder: ModelLocation, settings: ModelSettings, head: Head | Non
         ModelError: config.json is damaged, of an unknown architecture, or needs code that was not trusted.
     """
     with quick_imports():
+        from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig
     try:
         config = AutoConfig.from_pretrained(str(folder.path), trust_remote_code=settings.trust_remote_code)
-    except (ValueError, KeyError, OSError, ImportError) as error:
+    except (ValueError, KeyError, OSError, ImportError, StrictDataclassError) as error:
         raise _config_error(folder, error) from error
     if head is not None and head.label_names:
         config.id2label = dict(enumerate(head.label_names))
@@ -215,7 +216,10 @@ def from_pretrained(
 
 def _first_line(error: Exception) -> str:
     """What an exception of a library says, without its advice for programmers."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith(":"):  # a heading: the next line says what it is
+        return f"{lines[0]} {lines[1]}"
+    return lines[0] if lines else type(error).__name__
 
 
 def _load_error(folder: ModelLocation, head: Head, error: Exception) -> ModelError:

@@ -134,7 +134,8 @@ def _local(location: ModelLocation) -> ModelLocation:
         f"folder {location.name!r} holds no config.json"
         + (f" and {len(quantized)} GGUF files" if quantized else " and no GGUF file"),
         where=location.where,
-        possible=", ".join(file.name for file in quantized) or _models_below(path)
+        possible=", ".join(file.name for file in quantized)
+        or _models_below(path)
         or "config.json beside *.safetensors, or one GGUF file",
         fix="name one of the files" if quantized else "give the folder that holds config.json and *.safetensors",
     )
