@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+_ZERO: Any = 0  # scikit-learn takes numbers too, and its annotation says text only
+
 
 def single_label_metrics(predicted: Tensor, truth: Tensor, names: Sequence[str]) -> dict[str, Any]:
     """`accuracy`, `macro_f1`; under `report`: `per_class`, `confusion_matrix` (rows: truth), `labels`.
@@ -46,7 +48,7 @@ def label_set_metrics(predicted: Tensor, truth: Tensor, names: Sequence[str]) ->
     per_class = _per_class(predicted, truth, names, labels=None)
     return {
         "exact_match": float(accuracy_score(truth.numpy(), predicted.numpy())),
-        "micro_f1": float(f1_score(truth.numpy(), predicted.numpy(), average="micro", zero_division=0)),
+        "micro_f1": float(f1_score(truth.numpy(), predicted.numpy(), average="micro", zero_division=_ZERO)),
         "macro_f1": _macro_f1(per_class),
         "report": {"labels": list(names), "per_class": per_class},
     }
@@ -72,7 +74,7 @@ def _per_class(
 ) -> dict[str, dict[str, float]]:
     from sklearn.metrics import precision_recall_fscore_support
 
-    columns = precision_recall_fscore_support(truth.numpy(), predicted.numpy(), labels=labels, zero_division=0)
+    columns: Any = precision_recall_fscore_support(truth.numpy(), predicted.numpy(), labels=labels, zero_division=_ZERO)
     return {
         name: {"precision": float(precision), "recall": float(recall), "f1": float(f1), "support": int(support)}
         for name, precision, recall, f1, support in zip(names, *columns, strict=True)
