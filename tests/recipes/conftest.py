@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +28,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from frostline.recipes.config_checks import read_config
 from frostline.recipes.finished import FinishedRun
-from frostline.recipes.runs import PlannedRun, plan_run, read_config, train_run
+from frostline.recipes.runs import PlannedRun, plan_run, train_run
 from frostline.training import TrainResult
 
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>", "[CLS]", "[SEP]", "\n"]
@@ -114,6 +116,21 @@ def launch(tmp_path: Path) -> Launch:
         return Launched(folder, planned, result)
 
     return start
+
+
+@pytest.fixture
+def in_peft() -> Callable[[torch.nn.Module, Path], Any]:
+    """Loads an adapter folder into a bare base with Hugging Face peft, in evaluation mode."""
+
+    def load(base: torch.nn.Module, folder: Path) -> Any:
+        from peft import PeftModel
+
+        with warnings.catch_warnings():
+            # peft 0.21 asks transformers 5.24 for an attribute under its old name.
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            return PeftModel.from_pretrained(base, folder).eval()
+
+    return load
 
 
 @pytest.fixture
@@ -288,6 +305,7 @@ def make_bert(folder: Path, **changes: Any) -> Path:
         "num_attention_heads": 2,
         "intermediate_size": 32,
         "max_position_embeddings": 48,
+        "initializer_range": 0.3,  # features that differ, so that there is something to learn
     } | changes
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -310,6 +328,7 @@ def make_llama(folder: Path, **changes: Any) -> Path:
         "num_attention_heads": 2,
         "intermediate_size": 32,
         "max_position_embeddings": 64,
+        "initializer_range": 0.3,
         "tie_word_embeddings": True,
         "pad_token_id": 0,
         "bos_token_id": 2,

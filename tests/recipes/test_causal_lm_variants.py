@@ -71,6 +71,7 @@ def test_variant(name: str, converse: Make, launch: Any, resumes_bit_for_bit: An
         rows,
         data={"max_examples": 16, **data},
         training={"batch_size": 16, "max_steps": 6, "label_smoothing": smoothing},
+        optimizer={"lr": 5e-2},
     )
     run = launch(config)
 

@@ -68,6 +68,7 @@ def test_variant(name: str, classify: Make, still_bert_folder: Path, launch: Any
         rows,
         model=str(still_bert_folder),
         training={"batch_size": 16, "max_steps": 6, **training},
+        optimizer={"lr": 5e-2},
         data={"max_examples": 16},
     )
     run = launch(config)
