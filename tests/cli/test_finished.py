@@ -127,6 +127,28 @@ def test_predict_passes_dates_of_a_table_through(bench: Any, finished: Path) -> 
     assert answer["day"] == "2024-02-29"
 
 
+def test_predict_stays_within_the_window_of_a_language_model(bench: Any) -> None:
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(bench.model)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+    )
+    LlamaForCausalLM(config).save_pretrained("llama")
+    tokenizer.save_pretrained("llama")
+    bench.rows("lm.jsonl", [{"text": row["text"]} for row in bench.texts(24)])
+    bench.config(recipe="causal_lm", model="llama", peft={"target_modules": ["q_proj"]}, data={"train": "lm.jsonl"})
+    done(bench, "train", "config.yaml")
+    answer = json.loads(done(bench, "predict", "run", stdin=b"a good film\n").out)
+    assert len(answer["generated"].split()) <= 8
+    assert "1 to 15" in bench.refused("predict", "run", "--max-new-tokens", "16", stdin=b"a good film\n").error
+
+
 # ---- export
 
 

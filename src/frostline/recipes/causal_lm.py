@@ -14,7 +14,7 @@ from frostline.data import Rows, detect_format, key_columns
 from frostline.data.encode import EncodedData, encode_causal_lm
 from frostline.data.formats import Format
 from frostline.data.labels import LabelMap
-from frostline.errors import DataError
+from frostline.errors import ConfigError, DataError
 from frostline.integrations.hf_models.build import Head
 
 from .causal_lm_task import CausalLMTask
@@ -111,17 +111,28 @@ class CausalLM(Recipe):
         """Adds `generated` to rows that have `messages`, `prompt` or `text`.
 
         Args:
-            options: `max_new_tokens` (default 128), `batch_size` (default 8).
+            options: `max_new_tokens` (default 128, at most half of the model's window), `batch_size` (default 8).
+
+        Raises:
+            ConfigError: `max_new_tokens` leaves no room for a prompt.
         """
         from .generation import generate, prompts_of
 
         max_length = resolve_max_length(config, Origins(), tokenizer, model_config)
         prompts = prompts_of(rows, tokenizer, config.data.columns, config.data.system)
+        num_new = options.get("max_new_tokens") or min(128, max(1, (max_length or 256) // 2))
+        if max_length is not None and num_new >= max_length:
+            raise ConfigError(
+                f"max_new_tokens is {num_new:,}, and the model takes {max_length:,} tokens, prompt included",
+                where="--max-new-tokens",
+                possible=f"1 to {max_length - 1:,}",
+                fix="lower it",
+            )
         texts = generate(
             model,
             tokenizer,
             prompts,
-            max_new_tokens=int(options.get("max_new_tokens", 128)),
+            max_new_tokens=int(num_new),
             batch_size=int(options.get("batch_size", 8)),
             max_length=max_length,
         )
