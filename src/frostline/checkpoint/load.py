@@ -26,7 +26,6 @@ from frostline.checkpoint.trained_part import load_trained
 from frostline.errors import CheckpointError
 from frostline.trainability import TrainabilityPlan
 
-
 # Of a method's config: where it was injected is in the plan, how it was drawn does not matter any more.
 _FREE_KEYS = frozenset({"target_modules", "exclude_modules", "seed", "dtype"})
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
-from frostline.config.origin import Origins
+from frostline.config.origin import Origin, Origins
 from frostline.data import Rows, detect_format, key_columns
 from frostline.data.encode import EncodedData, encode_causal_lm
 from frostline.data.formats import Format
 from frostline.data.labels import LabelMap
-from frostline.errors import ConfigError, DataError
+from frostline.errors import ConfigError, DataError, ModelError
 from frostline.integrations.hf_models.build import Head
 
 from .causal_lm_task import CausalLMTask
@@ -82,6 +83,26 @@ class CausalLM(Recipe):
             num_duplicates=parts.num_duplicates,
             notes=parts.notes,
         )
+
+    def check_model(self, model: nn.Module, origin: Origin) -> None:
+        """Refuses encoders: a model that sees the next token learns to copy it, and its loss falls for nothing.
+
+        Changes the last of a few tokens and looks whether the logits before it move.
+        """
+        embedding = model.get_input_embeddings()  # type: ignore[operator]  # of every Hugging Face model
+        ids = torch.arange(8, device=embedding.weight.device)[None] % embedding.weight.shape[0]
+        other = ids.clone()
+        other[0, -1] = (other[0, -1] + 1) % embedding.weight.shape[0]
+        with torch.no_grad():
+            first, second = (model(input_ids=tokens).logits[0, :-1].float() for tokens in (ids, other))
+        # Equal shapes run equal kernels, so that a causal model gives equal bits; the margin is for exotic layers.
+        if float((first - second).abs().max()) > 1e-4 * float(first.abs().max()):
+            raise ModelError(
+                f"{type(model).__name__} sees the tokens that it should predict: a later token changes earlier logits",
+                where=origin,
+                possible="decoders, such as Llama, Qwen or GPT-2; encoders such as BERT look both ways",
+                fix="choose a causal language model, or the recipe sequence_classification",
+            )
 
     def head(self, labels: LabelMap | None, tokenizer: PreTrainedTokenizerBase) -> Head:
         """The model's own output over the vocabulary."""

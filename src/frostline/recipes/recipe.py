@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
-from frostline.config.origin import Origins
+from frostline.config.origin import Origin, Origins
 from frostline.data.encode import EncodedData
 from frostline.data.labels import LabelMap
 from frostline.data.rows import Rows
@@ -145,6 +145,14 @@ class Recipe(ABC):
         **options: Any,
     ) -> list[dict[str, Any]]:
         """`rows`, each with predictions added. `model` is in eval mode on its device; rows need no labels."""
+
+    def check_model(self, model: nn.Module, origin: Origin) -> None:
+        """Refuses a loaded model that would train, but not for this task; in eval mode. Nothing to check by default.
+
+        Raises:
+            ModelError: the model is of another kind; `origin` is where the config names it.
+        """
+        del model, origin
 
     def render_report(self, report: Mapping[str, Any]) -> str:
         """The `report` of an evaluation as lines to print; empty when there is nothing beyond the metrics."""

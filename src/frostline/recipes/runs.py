@@ -24,6 +24,7 @@ from frostline.recipes.config_checks import read_config
 from frostline.recipes.resuming import CONFIG_FILE, require_same_config
 from frostline.trainability import TrainabilityPlan
 from frostline.training.batches import num_steps
+from frostline.training.schedule import build_schedule
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -146,6 +147,7 @@ def train_run(
             possible="\n".join(planned.plan.diff(plan)[:8]),
             fix="report this model: its structure depends on its weights",
         )
+    assembly.recipe.check_model(held.model, loaded.origins.at("model", "name_or_path"))
     with RunFolder.open(folder or loaded.run_folder, mode) as run:
         try:
             resume_from = run.latest()
@@ -225,6 +227,9 @@ def _facts(loaded: LoadedConfig, assembly: Assembly, meta: MetaModel, plan: Trai
     assert data is not None
     training, epochs = config.training, config.training.epochs or 1
     steps = num_steps(len(data.train), training.batch_size, epochs=training.epochs, max_steps=training.max_steps)
+    build_schedule(
+        config.schedule, total_steps=steps, origins=loaded.origins
+    )  # a warm-up that does not fit is said now
     length = (
         f"{training.max_steps} (max_steps)"
         if training.max_steps

@@ -70,7 +70,8 @@ def render_plan(plan: TrainabilityPlan, facts: Mapping[str, str], *, width: int)
         **{key: text for key, text in facts.items() if key != "optimizer"},
     }
     lines.append("")
-    lines.extend(f"{key:<8} {text}" for key, text in summary.items())
+    labels = {key: "note" if key.startswith("note ") else key for key in summary}
+    lines.extend(f"{labels[key]:<8} {text}" for key, text in summary.items())
     lines.extend(f"{'note':<8} {note}" for note in plan.notes)
     lines.append(f"{'plan':<8} {plan.digest[:8]}")
     return "\n".join(lines)
