@@ -86,6 +86,7 @@ def unmerge(model: nn.Module) -> nn.Module:
 def remove_adapters(model: nn.Module) -> None:
     """Take all adapters away; the modules are instances of their base classes again."""
     names = list(adapters_of(model))
+    _adapted(model)  # refuses methods that this cannot take away
     for _, module in canonical_named_modules(model):
         if isinstance(module, LoRAMixin):
             plain = cast("nn.Module", module)
@@ -104,6 +105,15 @@ def _adapted(model: nn.Module) -> list[tuple[str, LoRAMixin]]:
         if isinstance(module, LoRAMixin) and id(module) not in seen:
             seen.add(id(module))
             found.append((path, module))
+    foreign = {name: record for name, record in adapters_of(model).items() if record.method.method != "lora"}
+    if foreign:
+        names = ", ".join(f"{name} ({record.method.label})" for name, record in foreign.items())
+        raise AdapterError(
+            f"adapters of this method cannot be folded into the base: {names}",
+            where="merge",
+            possible="methods whose update is a change of the base weight, such as lora",
+            fix="keep the adapter beside the base",
+        )
     if not found:
         raise AdapterError(
             "the model has no adapter to merge",

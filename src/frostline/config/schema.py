@@ -30,7 +30,8 @@ def json_schema() -> dict[str, Any]:
                 "description": definition.get("description", ""),
             }
         for name, words in section.value_aliases.items():
-            definition["properties"][name]["enum"] += words
+            values = definition["properties"][name]
+            values["enum"] = [*values["enum"], *words]
     for node in _objects(schema):
         if isinstance(node.get("default"), dict):
             node.pop("default")  # a section of defaults: each of its keys has its own

@@ -15,6 +15,7 @@ from frostline.adapters import adapters_of, merge
 from frostline.checkpoint import read_adapter
 from frostline.checkpoint.atomic import disk_errors, publish_directory
 from frostline.errors import CheckpointError, ConfigError
+from frostline.integrations.hf_models.startup import quiet_transformers
 from frostline.recipes.finished import FinishedRun
 
 Say = Callable[[str], None]
@@ -95,5 +96,6 @@ def _write_merged(run: FinishedRun, aside: Path, say: Say) -> None:
             possible="models of transformers",
             fix="save its state dict yourself",
         )
-    saving.save_pretrained(aside)
+    with quiet_transformers():
+        saving.save_pretrained(aside)
     assembly.tokenizer.save_pretrained(aside)

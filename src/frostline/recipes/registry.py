@@ -35,10 +35,14 @@ def register(name: str) -> Callable[[_Class], _Class]:
     """
 
     def add(recipe: _Class) -> _Class:
+        from frostline.config.models.config import RECIPE_NAMES  # here: finding a recipe must not wait for pydantic
+
         known = _registered.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (recipe.__module__, recipe.__qualname__):
             raise ValueError(f"recipe {name!r} is already {known.__module__}.{known.__qualname__}")
         _registered[name] = recipe
+        if name not in RECIPE_NAMES:
+            RECIPE_NAMES.append(name)  # so that a config may say it
         recipe.name = name
         return recipe
 

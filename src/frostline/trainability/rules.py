@@ -51,6 +51,7 @@ def parse_freeze_config(config: Mapping[str, Any] | None, origins: Origins | Non
     if config is None:
         return FreezeRules(origin=origins.at())
     problems: list[Problem] = []
+    num_malformed = 0  # problems that are faults of selectors
     if not isinstance(config, Mapping):
         raise ConfigError(
             f"freeze_config is {config!r}, but it takes a mapping",
@@ -68,6 +69,7 @@ def parse_freeze_config(config: Mapping[str, Any] | None, origins: Origins | Non
                 lists[key] = parse_selectors(config[key], origins.below(key))
             except SelectorError as error:
                 problems.extend(error.problems)
+                num_malformed += len(error.problems)
     mode = config.get("frozen_mode", "eval")
     if mode not in ("eval", "train"):
         problems.append(
@@ -84,7 +86,7 @@ def parse_freeze_config(config: Mapping[str, Any] | None, origins: Origins | Non
             )
         )
     if problems:
-        raise ConfigError.from_problems(problems)
+        raise (SelectorError if len(problems) == num_malformed else ConfigError).from_problems(problems)
     return FreezeRules(
         lists.get("freeze_modules", ()), lists.get("unfreeze_modules", ()), str(mode), bool(allow), origins.at()
     )

@@ -36,7 +36,7 @@ def verify_plan(plan: TrainabilityPlan, model: nn.Module, optimizer: torch.optim
     if lines:
         shown = "\n".join(lines[:_MAX_LINES]) + (f"\nand {len(lines) - _MAX_LINES} more" * (len(lines) > _MAX_LINES))
         raise PlanMismatchError(
-            f"the model departed from the plan in {len(lines)} places",
+            f"the model departed from the plan in {len(lines)} place{'s' if len(lines) > 1 else ''}",
             where="plan.verify",
             possible=shown,
             fix="call plan.bind(model) after the step that changed it, and build the optimizer from plan.trainable",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frostline.config.models.config import Config, RecipeName
+from frostline.config.models.config import RECIPE_NAMES, Config
 from frostline.config.models.data import ColumnsConfig, DataConfig, SourceConfig
 from frostline.config.models.freeze import FreezeConfig
 from frostline.config.models.model import Dtype, ModelConfig, TokenizerConfig
@@ -23,6 +23,7 @@ from frostline.config.models.training import (
 )
 
 __all__ = [
+    "RECIPE_NAMES",
     "BestConfig",
     "CheckpointConfig",
     "ColumnsConfig",
@@ -37,7 +38,6 @@ __all__ = [
     "OptimizerName",
     "ParameterGroupConfig",
     "PeftConfig",
-    "RecipeName",
     "ScheduleConfig",
     "SourceConfig",
     "TokenizerConfig",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, cast
+from importlib.metadata import entry_points
+from typing import Annotated, Any, ClassVar, cast
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from frostline.config.models.data import DataConfig
 from frostline.config.models.freeze import FreezeConfig
@@ -17,8 +18,9 @@ from frostline.config.origin import join_keys
 from frostline.config.section import Expects, Fault, Section
 from frostline.config.wording import is_number, show
 
-RecipeName = Literal["sequence_classification", "causal_lm"]
-_RECIPES = Expects("sequence_classification or causal_lm (alias sft)")
+#: Names that `recipe` may have. `frostline.recipes.register` adds to it, and so do packages by an entry point.
+RECIPE_NAMES: list[str] = ["sequence_classification", "causal_lm"]
+_RECIPES = Expects("sequence_classification or causal_lm (alias sft)", ("sequence_classification", "causal_lm"))
 # Keys that only one recipe reads; setting them with the other would be silently without effect.
 _ONLY_FOR: dict[str, tuple[tuple[str, ...], ...]] = {
     "sequence_classification": (
@@ -40,12 +42,21 @@ _ONLY_FOR: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
+def _known_recipe(name: str) -> str:
+    if name not in RECIPE_NAMES and not entry_points(group="frostline.recipes", name=name):
+        raise ValueError(f"there is no recipe {name}")
+    return name
+
+
 class Config(Section):
     """A Frostline run. Relative paths (data, model folders, output_dir) start at the current directory."""
 
     value_aliases: ClassVar[Mapping[str, Mapping[str, str]]] = {"recipe": {"sft": "causal_lm"}}
 
-    recipe: Annotated[RecipeName, _RECIPES] = Field(description="The task.")
+    recipe: Annotated[str, AfterValidator(_known_recipe), _RECIPES] = Field(
+        description="The task: sequence_classification, causal_lm, or one that another package brings.",
+        json_schema_extra={"enum": list[Any](RECIPE_NAMES)},
+    )
     model: ModelConfig = Field(description=ModelConfig.__doc__)
     tokenizer: TokenizerConfig = Field(default=TokenizerConfig(), description=TokenizerConfig.__doc__)
     freeze_config: FreezeConfig = Field(default=FreezeConfig(), description=FreezeConfig.__doc__)
