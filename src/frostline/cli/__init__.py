@@ -1,5 +1,5 @@
 """The command line. Importing this must stay fast: torch and everything above it is imported inside the commands."""
 
-from frostline.cli.app import main
+from frostline.cli.app import console_script, main
 
-__all__ = ["main"]
+__all__ = ["console_script", "main"]

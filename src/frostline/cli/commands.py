@@ -27,9 +27,9 @@ def say(line: str) -> None:
 def plan(config: Path, overrides: Sequence[str], *, diff: Path | None, num_examples: int | None, as_json: bool) -> None:
     """`frostline plan`."""
     _require_compatible(diff=diff is not None, json=as_json, data=num_examples is not None)
-    planned = runs.plan_run(read_config(config, overrides), say=say)
+    planned = runs.plan_run(read_config(config, overrides), encode=num_examples is not None, say=say)
     if diff is not None:
-        other = runs.plan_run(read_config(diff, overrides), say=say)
+        other = runs.plan_run(read_config(diff, overrides), encode=False, say=say)
         lines = planned.plan.diff(other.plan)
         print("\n".join(lines) if lines else f"the same parameters train ({planned.plan.digest[:8]})")
         return

@@ -26,10 +26,11 @@ from frostline.data.split import count_conflicts, deduplicate, remove_overlap, s
 if TYPE_CHECKING:
     from frostline.data.chat import Encoded, render_chat, render_chats
     from frostline.data.collate import EpochOrder, pad_batch
-    from frostline.data.encode import EncodedData, EncodeStats, encode_causal_lm, encode_classification
+    from frostline.data.encode import DeferredData, EncodedData, EncodeStats, encode_causal_lm, encode_classification
     from frostline.data.preview import render_examples
 
 _LAZY = {
+    "DeferredData": "encode",
     "EncodeStats": "encode",
     "Encoded": "chat",
     "EncodedData": "encode",
@@ -45,6 +46,7 @@ _LAZY = {
 __all__ = [
     "ClassificationColumns",
     "Columns",
+    "DeferredData",
     "EncodeStats",
     "Encoded",
     "EncodedData",

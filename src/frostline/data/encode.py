@@ -5,7 +5,7 @@ Knows rows, tokenizers and label maps; nothing of batches, models or where rows 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,48 @@ class EncodedData:
         return len(self.examples)
 
 
+class DeferredData:
+    """Like `EncodedData` of a known length, whose texts are tokenized when someone first asks for examples or counts.
+
+    A plan needs to know how many examples there are, not their tokens: of a million texts that is minutes.
+    """
+
+    def __init__(self, num_examples: int, encode: Callable[[], EncodedData]) -> None:
+        self._num_examples = num_examples
+        self._encode = encode
+        self._encoded: EncodedData | None = None
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the texts have been tokenized, so that the counts are known without work."""
+        return self._encoded is not None
+
+    @property
+    def encoded(self) -> EncodedData:
+        """The examples; tokenizes at the first call."""
+        if self._encoded is None:
+            self._encoded = self._encode()
+        return self._encoded
+
+    @property
+    def examples(self) -> Sequence[Example]:
+        """See `EncodedData`."""
+        return self.encoded.examples
+
+    @property
+    def stats(self) -> EncodeStats:
+        """See `EncodedData`."""
+        return self.encoded.stats
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """See `EncodedData`."""
+        return self.encoded.kept
+
+    def __len__(self) -> int:
+        return self._num_examples
+
+
 def encode_classification(
     rows: Rows,
     tokenizer: PreTrainedTokenizerBase,
@@ -79,8 +121,8 @@ def encode_classification(
     labels: LabelMap | None,
     max_length: int | None,
     origin: Origin | None = None,
-) -> EncodedData:
-    """Texts (or pairs of texts) and their targets.
+) -> DeferredData:
+    """Texts (or pairs of texts) and their targets. Checked now, tokenized when first used: none is ever dropped.
 
     Args:
         labels: None encodes texts alone, for prediction.
@@ -96,6 +138,16 @@ def encode_classification(
         if columns.label is None:
             raise ValueError("labels need a label column: call classification_columns(need_label=True)")
         targets = labels.encode(rows.column(columns.label, origin), rows.source, origin)
+    return DeferredData(len(texts), lambda: _tokenize(texts, pairs, targets, tokenizer, max_length))
+
+
+def _tokenize(
+    texts: list[str],
+    pairs: list[str] | None,
+    targets: Sequence[Any] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None,
+) -> EncodedData:
     examples: list[Example] = []
     lengths: list[int] = []
     num_truncated = 0
@@ -114,7 +166,7 @@ def encode_classification(
                 example["labels"] = targets[first + i]
             examples.append(example)
         lengths += full
-    stats = EncodeStats(num_read=len(rows), num_truncated=num_truncated, lengths=tuple(lengths))
+    stats = EncodeStats(num_read=len(texts), num_truncated=num_truncated, lengths=tuple(lengths))
     return EncodedData(examples, stats, tuple(range(len(examples))))
 
 

@@ -98,6 +98,7 @@ def assemble(
     *,
     checkpoint_part: Path | None = None,
     with_data: bool = True,
+    encode: bool = True,
     say: Callable[[str], None] = lambda line: None,
 ) -> Assembly:
     """Finds the model, loads tokenizer and data, and decides the head. Loads no weights.
@@ -107,6 +108,7 @@ def assemble(
             fit them. None makes labels from the training data.
         with_data: False leaves the data alone, to predict on rows given elsewhere; classification then needs
             `checkpoint_part`.
+        encode: False leaves texts that need not be tokenized to know their number to the first use.
         say: is told of slow work before it starts.
 
     Raises:
@@ -128,6 +130,8 @@ def assemble(
     if with_data:
         with importing_model_code():
             data = recipe.prepare_data(config, origins, tokenizer, model_config, labels)
+            if encode:
+                data.encode()
     labels = data.labels if data is not None else labels
     head = recipe.head(labels, tokenizer)
     return Assembly(recipe, config, origins, location, tokenizer, model_config, data, labels, head, say)

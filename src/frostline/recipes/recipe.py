@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import nn
 
 from frostline.config.origin import Origin, Origins
-from frostline.data.encode import EncodedData
+from frostline.data.encode import DeferredData, EncodedData
 from frostline.data.labels import LabelMap
 from frostline.data.rows import Rows
 from frostline.errors import ConfigError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Encoded examples and what happened on the way to them.
+    """Examples, encoded or to be encoded at first use, and what happened on the way to them.
 
     Attributes:
         train: the training examples; `.examples` goes to the loop.
@@ -44,9 +44,9 @@ class PreparedData:
         notes: what a user should know, one line each.
     """
 
-    train: EncodedData
-    validation: EncodedData | None
-    test: EncodedData | None
+    train: EncodedData | DeferredData
+    validation: EncodedData | DeferredData | None
+    test: EncodedData | DeferredData | None
     max_length: int | None
     num_read: int
     num_duplicates: int = 0
@@ -56,10 +56,20 @@ class PreparedData:
     notes: tuple[str, ...] = ()
 
     @property
-    def parts(self) -> dict[str, EncodedData]:
+    def parts(self) -> dict[str, EncodedData | DeferredData]:
         """`train`, and `validation` and `test` where there are any."""
         named = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: part for name, part in named.items() if part is not None}
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether every part has been tokenized, so that what was cut and dropped is known."""
+        return all(part.is_encoded for part in self.parts.values() if isinstance(part, DeferredData))
+
+    def encode(self) -> None:
+        """Tokenize now what was deferred."""
+        for part in self.parts.values():
+            _ = part.stats
 
     @property
     def summary(self) -> str:
@@ -73,6 +83,8 @@ class PreparedData:
             pieces.append(f"{len(self.test):,} test")
         if self.labels is not None and self.labels.problem != "regression":
             pieces.append(f"{self.labels.num_labels} labels")
+        if not self.is_encoded:
+            return ", ".join(pieces) + "; --data N shows lengths and cuts"
         cut = sum(part.stats.num_truncated for part in self.parts.values())
         dropped = sum(part.stats.num_dropped for part in self.parts.values())
         if cut:

@@ -61,14 +61,18 @@ class PlannedRun:
         return self.plan.render(self.facts, width=width)
 
 
-def plan_run(loaded: LoadedConfig, *, say: Say = lambda line: None) -> PlannedRun:
+def plan_run(loaded: LoadedConfig, *, encode: bool = True, say: Say = lambda line: None) -> PlannedRun:
     """Resolve the plan on the meta device: reads data, tokenizer and the headers of the weight files, no weights.
+
+    Args:
+        encode: False tokenizes only where the number of examples depends on it.
+        say: is told of slow work before it starts.
 
     Raises:
         FrostlineError: anything wrong with model, data, selectors or adapters.
     """
     config = loaded.config
-    assembly = assemble(config, loaded.origins, say=say)
+    assembly = assemble(config, loaded.origins, encode=encode, say=say)
     meta = assembly.build_meta_model()
     plan = resolve(
         meta.model,

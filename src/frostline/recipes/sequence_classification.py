@@ -14,7 +14,7 @@ from torch import nn
 
 from frostline.config.origin import Origins
 from frostline.data import Rows, classification_columns, count_conflicts
-from frostline.data.encode import EncodedData, encode_classification
+from frostline.data.encode import DeferredData, encode_classification
 from frostline.data.labels import LabelMap
 from frostline.errors import ConfigError
 from frostline.integrations.hf_models.build import Head
@@ -69,7 +69,7 @@ class SequenceClassification(Recipe):
         if labels is None:
             labels = LabelMap.from_values(values, config.model.problem, config.model.num_labels, at("train"))
             labels = _as_in_base(labels, model_config)
-        encoded: dict[str, EncodedData | None] = {"validation": None, "test": None}
+        encoded: dict[str, DeferredData | None] = {"validation": None, "test": None}
         for name, rows in (("train", parts.train), ("validation", parts.validation), ("test", parts.test)):
             if rows is not None:
                 of_part = classification_columns(rows, names, at(name))

@@ -70,7 +70,9 @@ def test_validation_does_not_depend_on_the_number_of_training_examples(bert_fold
     few, many = (run(classification(bert_folder, file, {"max_examples": num})).data for num in (3, 9))
     assert few is not None
     assert many is not None
-    assert few.validation == many.validation
+    assert few.validation is not None
+    assert many.validation is not None
+    assert few.validation.examples == many.validation.examples
 
 
 def test_labels_come_from_all_training_rows_not_from_the_sample(bert_folder: Path, write: Write) -> None:
