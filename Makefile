@@ -9,7 +9,9 @@ PIP_FLAGS := --disable-pip-version-check --no-compile -qq --progress-bar off -c 
 # Torch comes first and alone, by exact version: a range that is resolved together with others can pull in gigabytes.
 TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)
 INSTALL_INPUTS := constraints.txt pyproject.toml $(wildcard requirements/*.txt)
-PYTEST_FLAGS ?=
+# Two workers, each a file at a time; one thread of torch in each, so that they do not fight for the cores.
+PYTEST_FLAGS ?= -n 2 --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -27,10 +29,10 @@ demo-kill: $(DEMO_VENV)/.installed ## the same run, killed in the middle and res
 	HF_HUB_OFFLINE=1 $(DEMO_VENV)/bin/python examples/demo_kill.py
 
 test: $(VENV)/.installed lint types imports ## everything that .ci/run runs
-	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS)
+	$(PYTEST) $(PYTEST_FLAGS)
 
 test-full: $(VENV)/.installed lint types imports ## the same with the long campaigns
-	$(VENV)/bin/python -m pytest -m "" $(PYTEST_FLAGS)
+	$(PYTEST) -m "" $(PYTEST_FLAGS)
 
 lint: $(VENV)/.installed ## ruff: rules and format
 	$(VENV)/bin/ruff check .
