@@ -97,7 +97,8 @@ class PreparedData:
         """The first `num` training examples with the trained tokens marked, for `plan --data`."""
         from frostline.data.preview import render_examples
 
-        return render_examples(self.train, tokenizer, num, labels=self.labels, max_length=self.max_length)
+        train = self.train.encoded if isinstance(self.train, DeferredData) else self.train
+        return render_examples(train, tokenizer, num, labels=self.labels, max_length=self.max_length)
 
 
 class Recipe(ABC):
