@@ -49,7 +49,7 @@ def test_case_21_case_30_flags_lost_by_code_that_replaces_parameters_are_found()
     model, plan = prepare(encoder(), freeze_config=FREEZE)
     plan.verify(model)
     model.embed.weight = nn.Parameter(model.embed.weight.detach())
-    with pytest.raises(PlanMismatchError, match=r"1 places[\s\S]*embed\.weight: planned frozen, but is trained"):
+    with pytest.raises(PlanMismatchError, match=r"1 place[\s\S]*embed\.weight: planned frozen, but is trained"):
         plan.verify(model)
     plan.bind(model).verify(model)
     assert not model.embed.weight.requires_grad
