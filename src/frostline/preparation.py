@@ -144,6 +144,13 @@ def _resolve(
         kinds.append(type(error))
     if problems:
         raise kinds[0].from_problems(problems)
+    if method is None and adapters_of(model):
+        raise AdapterError(
+            f"the model has adapters ({', '.join(adapters_of(model))}), but no `peft` is given: that would thaw it",
+            where=origins.at("peft"),
+            possible="the method that it was prepared with",
+            fix="give the same `peft` again, or start from a freshly loaded base model",
+        )
     tree = ModuleTree.from_model(model)
     new_paths = frozenset(new)
     _require_known(new_paths, tree)

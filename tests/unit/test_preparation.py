@@ -186,3 +186,11 @@ def test_merge_leaves_a_plain_model_without_a_plan():
     assert type(model[0]) is nn.Linear
     with pytest.raises(PlanMismatchError, match="has no plan"):
         plan_of(model)
+
+
+def test_preparing_an_adapted_model_without_peft_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    prepare(model, peft=LoRA(target_modules=["0"]))
+    with pytest.raises(AdapterError, match=r"has adapters \(default\), but no `peft` is given"):
+        prepare(model, freeze_config={"freeze_modules": ["1"]})
+    assert not model[0].weight.requires_grad

@@ -32,6 +32,13 @@ def merge(model: nn.Module, *, keep: bool = False) -> nn.Module:
     merged: list[Tensor] = []
     for path, module in adapted:
         weight = module.weight
+        if module.frostline_base_class.forward is not nn.Linear.forward:
+            raise AdapterError(
+                f"{path} is a {module.frostline_base_class.__name__}, which computes in a way of its own",
+                where="merge",
+                possible="linears that compute x W^T + b: only then is a change of W the same as the adapter",
+                fix="keep the adapter beside the base",
+            )
         if "weight" not in cast("nn.Module", module)._parameters:
             raise AdapterError(
                 f"{path}.weight is computed from other parameters (a parametrization), so that nothing can be added",

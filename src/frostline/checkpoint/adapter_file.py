@@ -92,7 +92,7 @@ def write_adapter(
     shown = {key: path for path, key in layout.keys.items()}
     write_tensors(directory / WEIGHTS, {key: values[path] for path, key in layout.keys.items()}, shown)
     base = base or BaseIdentity()
-    config = {**layout.config, "base_model_name_or_path": base.name_or_path, "revision": base.revision}
+    config = {**layout.config, "base_model_name_or_path": base.folder or base.name_or_path, "revision": base.revision}
     write_file(directory / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
     own = {"format_version": 1, "base": base.to_dict(), "plan_digest": plan.digest, "notes": layout.notes}
     write_file(directory / OWN, json.dumps(own, indent=1) + "\n")

@@ -118,6 +118,8 @@ def replace_link(link: Path, target: str) -> None:
             possible="a link that Frostline made",
             fix="move it away",
         )
+    if link.is_symlink() and os.readlink(link) == target:
+        return  # nothing to write: a command that is refused later must leave no trace
     aside = link.with_name(f".tmp-{link.name}-{os.getpid()}")
     with disk_errors(link):
         aside.unlink(missing_ok=True)

@@ -34,6 +34,8 @@ class BaseIdentity:
         fingerprint: from `fingerprint_files` or `fingerprint_model`; None where there is nothing to hash.
         dtype: dtype that the base was loaded in, as `"float32"`.
         quantization: name of the quantization, if any.
+        folder: where the files lie on this machine, if it is a folder that transformers loads: peft's config names it,
+            because peft does not know our `package:` names. Not compared either.
     """
 
     name_or_path: str | None = None
@@ -41,6 +43,7 @@ class BaseIdentity:
     fingerprint: str | None = None
     dtype: str | None = None
     quantization: str | None = None
+    folder: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -127,7 +127,7 @@ class Manifest:
             raise CheckpointError(
                 f"the checkpoint is damaged: {'; '.join(faults)}",
                 where=directory,
-                fix="resume from another checkpoint of the run, or restore the file",
+                fix=f"restore the file, or delete {directory.name}/ to go on from the checkpoint before it",
                 possible="files byte for byte as they were written",
             )
 

@@ -29,6 +29,7 @@ from frostline.errors import CheckpointError
 from frostline.trainability import TrainabilityPlan
 from frostline.tree import AdapterPart, canonical_named_buffers, canonical_named_modules
 
+OTHERWISE = "peft computes otherwise"  # begins a note that makes the file useless for peft, not for Frostline
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 
 
@@ -151,7 +152,11 @@ def plan_layout(
     whole = _whole_modules(plan, modules, set(saved), targets)
     names, covered = modules_to_save_for(whole, modules, targets)
 
-    notes: list[str] = []
+    notes = [
+        f"{OTHERWISE}: {path} is one module under the names {', '.join(names)}, of which peft adapts one"
+        for path, names in _names_of_shared(modules).items()
+        if path in targets
+    ]
     automatic = AUTOMATIC_NAMES.get(task_type or "", ())
     excess = saved_modules_of(automatic, modules, targets) - covered
     shadowed = shadowed_targets(automatic, targets)
@@ -188,6 +193,14 @@ def plan_layout(
         "inference_mode": True,
     }
     return PeftLayout(injected.name, keys, config, inexpressible, tuple(notes))
+
+
+def _names_of_shared(modules: Mapping[str, torch.nn.Module]) -> dict[str, tuple[str, ...]]:
+    """Path -> all paths of its module, for modules that are registered more than once."""
+    by_identity: dict[int, list[str]] = {}
+    for path, module in modules.items():
+        by_identity.setdefault(id(module), []).append(path)
+    return {path: tuple(paths) for paths in by_identity.values() if len(paths) > 1 for path in paths}
 
 
 def _whole_modules(

@@ -94,7 +94,7 @@ def predict(run: Path, file: str | None, checkpoint: str, output: Path | None, o
     finished = FinishedRun.open(run, checkpoint)
     if output is not None:
         _require_output(output)
-    if file is None:
+    if file in (None, "-"):
         column = finished.loaded.config.data.columns.text or "text"
         rows = Rows.from_dicts([{column: line} for line in _read_lines()], "standard input")
     else:

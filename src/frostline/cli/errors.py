@@ -34,7 +34,7 @@ def reported(debug: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         if debug:
             raise
-        _end("interrupted; a run goes on with --resume from its newest checkpoint", INTERRUPTED)
+        _end("interrupted; a run that has a checkpoint goes on from it with --resume", INTERRUPTED)
     except BrokenPipeError:
         # What is left cannot be written anywhere; without this the interpreter tries, and complains, at its exit.
         with suppress(OSError, ValueError):

@@ -194,8 +194,8 @@ def _plan(
     origin: Origin | None,
 ) -> tuple[str, list[_Turn]]:
     def render(upto: int, header: bool = False) -> str:
-        if upto == 0:
-            return ""  # many templates look at the first message
+        if upto == 0:  # many templates look at the first message, so that none cannot be rendered
+            return _opening(tokenizer, whole, header)
         try:
             return str(tokenizer.apply_chat_template(messages[:upto], tokenize=False, add_generation_prompt=header))
         except Exception as error:
@@ -212,6 +212,23 @@ def _plan(
         if not whole.startswith(turns[-1].before) or not whole.startswith(through or ""):
             raise _not_a_beginning(number, i, origin)
     return whole, turns
+
+
+def _opening(tokenizer: PreTrainedTokenizerBase, whole: str, header: bool) -> str:
+    """What stands before the answer (or with `header` before its text) when the assistant speaks first.
+
+    The header is what the template adds to a conversation for the assistant to go on; before it may stand a system
+    message that the template brings itself.
+    """
+    probe = [{"role": "user", "content": "x"}]
+    without, with_header = (
+        str(tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=add)) for add in (False, True)
+    )
+    text = with_header.removeprefix(without)
+    start = whole.find(text) if text else -1
+    if start < 0:
+        return ""
+    return whole[: start + len(text)] if header else whole[:start]
 
 
 def _start(

@@ -205,10 +205,11 @@ def _number(value: object, index: int, origin: Origin | None) -> float:
 
 
 def _ordered(names: Iterable[str]) -> list[str]:
-    listed = list(names)
-    if all(name.lstrip("-").isdecimal() for name in listed):
+    """Integers by value, anything else by text; equal integers (`1`, `01`) by text, so that the order is one."""
+    listed = sorted(names)
+    if all(name.removeprefix("-").isdecimal() for name in listed):
         return sorted(listed, key=int)
-    return sorted(listed)
+    return listed
 
 
 def _extend(names: list[str], num_labels: int, origin: Origin | None) -> list[str]:

@@ -97,7 +97,8 @@ class ClassificationTask:
         """`loss` (per target) and the metrics of the problem; `report` holds the per-class table."""
         logits = self.logits(model, examples, batch_size=batch_size, autocast=autocast, device=device)
         labels = _labels(examples)
-        loss = float(self._loss_sum(logits, labels)) / self.num_targets({"labels": labels})
+        num_targets = self.num_targets({"labels": labels})  # 0 where every label here has the class weight 0
+        loss = float(self._loss_sum(logits, labels)) / num_targets if num_targets else float("nan")
         if self.labels.problem == "single_label":
             metrics = single_label_metrics(logits.argmax(-1), labels, self.labels.names)
         elif self.labels.problem == "multi_label":

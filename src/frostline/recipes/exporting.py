@@ -14,6 +14,7 @@ import torch
 from frostline.adapters import adapters_of, merge
 from frostline.checkpoint import read_adapter
 from frostline.checkpoint.atomic import disk_errors, publish_directory
+from frostline.checkpoint.peft_layout import OTHERWISE
 from frostline.errors import CheckpointError, ConfigError
 from frostline.integrations.hf_models.startup import quiet_transformers
 from frostline.recipes.finished import FinishedRun
@@ -77,6 +78,14 @@ def _write_peft(run: FinishedRun, aside: Path, say: Say) -> None:
             "peft cannot express everything that this run trained",
             where=run.checkpoint / "trained",
             possible="\n".join(run.manifest.notes) or "see manifest.json",
+            fix="export with --to merged",
+        )
+    otherwise = [note for note in run.manifest.notes if note.startswith(OTHERWISE)]
+    if otherwise:
+        raise CheckpointError(
+            otherwise[0],
+            where=run.checkpoint,
+            possible="models in which every adapted module has one name",
             fix="export with --to merged",
         )
     read_adapter(source)  # whole, and in peft's layout

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from frostline.adapters import PEFT, parse_method
-from frostline.checkpoint import BaseIdentity, RunFolder, fingerprint_files, plan_layout
+from frostline.checkpoint import BaseIdentity, Manifest, RunFolder, fingerprint_files, plan_layout
 from frostline.checkpoint.atomic import disk_errors
+from frostline.checkpoint.peft_layout import OTHERWISE
 from frostline.config.load import LoadedConfig
 from frostline.config.yaml_file import dump_yaml
 from frostline.errors import PlanMismatchError
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from frostline.integrations.hf_models.build import MetaModel
+    from frostline.integrations.hf_models.location import ModelLocation
+    from frostline.recipes.recipe import PreparedData
     from frostline.training import TrainResult
 
 __all__ = ["PLAN_FILE", "PlannedRun", "load_prepared", "method_of", "plan_run", "read_config", "shorten", "train_run"]
@@ -114,8 +117,15 @@ def load_prepared(
         revision=model.revision,
         fingerprint=fingerprint_files(held.files),
         dtype=str(held.dtype).removeprefix("torch."),
+        folder=_folder_of(assembly.location),
     )
     return held, plan, base
+
+
+def _folder_of(location: ModelLocation) -> str | None:
+    if location.kind != "folder" or location.path is None:
+        return None
+    return str(location.path.resolve())
 
 
 def train_run(
@@ -157,7 +167,8 @@ def train_run(
             resume_from = run.latest()
             if resume_from is not None:
                 require_same_config(run, loaded)
-                say(f"resuming from {resume_from}")
+                done, total = Manifest.read(resume_from).step, _num_steps(loaded, data)
+                say(f"complete already: {done} steps" if done >= total else f"resuming from {resume_from}")
             elif mode == "resume":
                 say(f"nothing to resume in {run.path}: starting at step 0")
             about = partial(_describe_run, run, loaded, plan, assembly)
@@ -226,11 +237,16 @@ def shorten(loaded: LoadedConfig) -> LoadedConfig:
     )
 
 
+def _num_steps(loaded: LoadedConfig, data: PreparedData) -> int:
+    training = loaded.config.training
+    return num_steps(len(data.train), training.batch_size, epochs=training.epochs, max_steps=training.max_steps)
+
+
 def _facts(loaded: LoadedConfig, assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan) -> dict[str, str]:
     config, data = loaded.config, assembly.data
     assert data is not None
     training, epochs = config.training, config.training.epochs or 1
-    steps = num_steps(len(data.train), training.batch_size, epochs=training.epochs, max_steps=training.max_steps)
+    steps = _num_steps(loaded, data)
     build_schedule(
         config.schedule, total_steps=steps, origins=loaded.origins
     )  # a warm-up that does not fit is said now
@@ -276,5 +292,7 @@ def _loads_in(assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan, loade
     layout = plan_layout(meta.model, plan, task_type=assembly.task_type)
     in_full = [path for path in plan.trainable if plan.decisions[path].kind != "adapter"]
     peft = f"peft without {len(layout.inexpressible)} tensors" if layout.inexpressible else "peft"
+    if any(note.startswith(OTHERWISE) for note in layout.notes):
+        peft = "peft no (shared modules are adapted)"
     vllm = "vLLM no (modules trained in full)" if in_full else "vLLM"
     return f"{peft}, transformers after merge; {vllm}"

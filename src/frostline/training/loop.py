@@ -31,7 +31,7 @@ from frostline.training.progress import StepReport, open_progress
 from frostline.training.reporting import Reporter
 from frostline.training.schedule import build_schedule
 from frostline.training.seeding import seed_everything
-from frostline.training.state import TrainResult, TrainState
+from frostline.training.state import TrainResult, TrainState, digest_of
 from frostline.training.step import accumulate_gradients, clip_gradients, gradient_norm, require_finite
 from frostline.training.task import Task
 from frostline.training.trackers import open_trackers
@@ -100,7 +100,8 @@ def train(
     schedule = build_schedule(config.schedule, total_steps=total_steps, origins=origins)
     optimizer = build_optimizer(model, plan, config.optimizer, lr=config.learning_rate, origins=origins)
     watch = build_watch(config, task) if validation_examples else None
-    state = TrainState(batches.steps_per_epoch, len(train_examples), settings.batch_size, watch)
+    data = digest_of(train_examples, validation_examples)
+    state = TrainState(batches.steps_per_epoch, len(train_examples), settings.batch_size, data, watch)
     if resume_from is not None:
         loaded = load_checkpoint(
             resume_from, model=model, plan=plan, optimizer=optimizer, base=base, allow_plan_change=allow_plan_change

@@ -125,7 +125,7 @@ class PlainView:
 def evaluation_line(done: int, epoch: float, metrics: Mapping[str, float], *, is_best: bool, seconds: float) -> str:
     """The one line that an evaluation prints."""
     numbers = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-    best = "  best so far" if is_best else ""
+    best = "  best so far" if is_best else "" if done else "  before training"
     return f"evaluation at step {done}, epoch {epoch:.3g}: {numbers}  ({clock(seconds)}){best}"
 
 

@@ -5,7 +5,8 @@ Knows nothing of files; checkpoints store `TrainState.progress()` as JSON.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ class TrainState:
 
     Attributes:
         steps_per_epoch, num_examples, batch_size: the data order that the position counts in.
+        data: digest of the training and validation examples, which a resumed run must find again.
         watch: the best metric so far, None without validation data.
         done: optimizer steps done.
         seconds: wall time of the steps done, over all starts of the run, evaluation not included.
@@ -30,6 +32,7 @@ class TrainState:
     steps_per_epoch: int
     num_examples: int
     batch_size: int
+    data: str
     watch: BestWatch | None = None
     done: int = 0
     seconds: float = 0.0
@@ -50,6 +53,7 @@ class TrainState:
             "stopped_early": self.stopped_early,
             "metrics": self.metrics,
             "num_examples": self.num_examples,
+            "data": self.data,
             "batch_size": self.batch_size,
             **({} if self.watch is None else self.watch.state()),
         }
@@ -68,10 +72,27 @@ class TrainState:
                     possible="the same training data and batch size as before, so that no example is seen twice",
                     fix="restore the data and config of the run, or start a new run folder",
                 )
+        if progress["data"] != self.data:
+            raise CheckpointError(
+                "the examples are not those that the checkpoint was trained on: data or tokenizer have changed",
+                where=source,
+                possible=f"examples with digest {progress['data'][:8]}, now {self.data[:8]}",
+                fix="restore the data and the tokenizer of the run, or start a new run folder",
+            )
         self.done, self.seconds = progress["step"], progress["seconds"]
         self.stopped_early, self.metrics = progress["stopped_early"], dict(progress["metrics"])
         if self.watch is not None and "best" in progress:
             self.watch.restore(progress)
+
+
+def digest_of(*parts: Sequence[Mapping[str, Any]] | None) -> str:
+    """SHA-256 over the encoded examples of all `parts`, in their order."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(b"part\0")
+        for example in part or ():
+            digest.update(repr(sorted(example.items())).encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

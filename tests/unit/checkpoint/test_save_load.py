@@ -202,6 +202,17 @@ def test_another_base_and_another_plan_are_refused(tmp_path: Path, session: Call
     assert torch.equal(other.model.get_parameter("head.weight"), it.model.get_parameter("head.weight"))
 
 
+def test_a_shared_adapted_module_is_noted_as_wrong_in_peft(tmp_path: Path, prepared: Callable[..., Any]) -> None:
+    model = nn.Sequential()
+    model.a = nn.Linear(4, 4)
+    model.b = model.a
+    model.c = nn.Linear(4, 4)
+    it = Session(*prepared(model, lora=[{"path": "a"}, {"path": "c"}]))
+    with RunFolder.open(tmp_path) as run:
+        notes = Manifest.read(it.save(run, 1)).notes
+    assert any(note.startswith("peft computes otherwise: a is one module under the names a, b") for note in notes)
+
+
 def test_an_adapter_of_another_scaling_is_refused(tmp_path: Path, session: Callable[..., Session]) -> None:
     with RunFolder.open(tmp_path) as run:
         path = session().save(run, 1)

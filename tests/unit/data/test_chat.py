@@ -182,3 +182,8 @@ def test_smollm2() -> None:
     assert real.decode(answers) == "hello there<|im_end|>fine thanks<|im_end|>"
     assert "named SmolLM" in real.decode(encoded.input_ids)
     assert encoded.input_ids == real.apply_chat_template(FOUR, tokenize=True)["input_ids"]
+
+
+def test_an_assistant_that_speaks_first_is_not_trained_on_its_header(tokenizer: PreTrainedTokenizerFast) -> None:
+    first = [{"role": ASSISTANT, "content": "hi"}, {"role": USER, "content": "a"}, {"role": ASSISTANT, "content": "b"}]
+    assert trained(tokenizer, render_chat(tokenizer, first)) == ["hi", "</s>", "b", "</s>"]

@@ -91,3 +91,9 @@ def test_balanced_weights_need_every_label_and_one_label_each() -> None:
         LabelMap.from_values([0, 1], num_labels=3).balanced_weights([0, 1])
     with pytest.raises(DataError, match="multi_label"):
         LabelMap.from_values([["a"]]).balanced_weights([["a"]])
+
+
+def test_equal_integers_have_one_order() -> None:
+    names = LabelMap.from_values(["2", "001", "1", "01"], "single_label", None, None).names
+    assert names == ("001", "01", "1", "2")
+    assert LabelMap.from_values(["--1", "2"], "single_label", None, None).names == ("--1", "2")

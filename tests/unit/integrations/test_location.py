@@ -77,7 +77,7 @@ def test_package_without_that_folder(package: str) -> None:
 
 def test_package_that_is_not_installed() -> None:
     with pytest.raises(
-        ModelError, match=r"'no_such_package'.* is not installed(.|\n)*pip install --no-deps no-such-pac"
+        ModelError, match=r"'no_such_package'.* is not installed(.|\n)*import name of an installed(.|\n)*correct"
     ):
         resolve_location("package:no_such_package/model")
 

