@@ -20,6 +20,7 @@ from frostline.checkpoint import (
     AdapterFile,
     BaseIdentity,
     fingerprint_files,
+    fingerprint_model,
     load_adapter_tensors,
     read_adapter,
     write_adapter,
@@ -63,7 +64,9 @@ def save_adapter(
     plan = plan_of(model)
 
     def write(folder: Path) -> None:
-        layout = write_adapter(model, plan, folder, base or identity_of(model), adapter=adapter, task_type=task_type)
+        layout = write_adapter(
+            model, plan, folder, base or _identity_to_save(model, plan), adapter=adapter, task_type=task_type
+        )
         if layout.inexpressible:
             path, reason = next(iter(layout.inexpressible.items()))
             raise AdapterError(
@@ -106,7 +109,7 @@ def load_adapter(
             the one in the file.
     """
     file = read_adapter(directory)
-    given = base or identity_of(model)
+    given = base or identity_of(model) or _identity_in_memory(model, file)
     if file.base is not None and given is not None:
         file.base.check_same(given, where=Path(directory))
     if adapters_of(model):
@@ -172,6 +175,52 @@ def identity_of(model: nn.Module) -> BaseIdentity | None:
     files = sorted(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return BaseIdentity(name, fingerprint=fingerprint_files(files) if files else None, dtype=dtype)
+
+
+def _frozen_base(plan: TrainabilityPlan) -> list[str]:
+    return [entry.path for entry in plan.decisions.values() if entry.kind == "base" and not entry.trains]
+
+
+def _identity_to_save(model: nn.Module, plan: TrainabilityPlan) -> BaseIdentity | None:
+    """Identity of the base: its files where the model names them, else the values of what stayed frozen."""
+    identity = identity_of(model)
+    paths = _frozen_base(plan)
+    if (identity is not None and identity.fingerprint is not None) or not paths:
+        return identity
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    name = identity.name_or_path if identity is not None else None
+    return BaseIdentity(name, fingerprint=fingerprint_model(model, paths), dtype=dtype)
+
+
+def _identity_in_memory(model: nn.Module, file: AdapterFile) -> BaseIdentity | None:
+    """The same for a model that gets the adapter in `file`; None where the two cannot be compared."""
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    saved = file.base
+    if saved is None or not (saved.fingerprint or "").startswith("model-") or saved.dtype != dtype:
+        return None
+    if not _has_places(model, file):
+        return None  # what does not fit will be said tensor by tensor
+    if adapters_of(model):
+        paths = _frozen_base(plan_of(model))
+    else:
+        trained = set(file.trained_in_full)
+        paths = [path for path, _ in canonical_named_parameters(model, unique=True) if path not in trained]
+    return BaseIdentity(saved.name_or_path, fingerprint=fingerprint_model(model, paths), dtype=dtype)
+
+
+def _has_places(model: nn.Module, file: AdapterFile) -> bool:
+    """Whether every tensor of `file` has a place of its shape in `model`."""
+    shapes = {path: tuple(param.shape) for path, param in canonical_named_parameters(model)}
+    for key, tensor in file.tensors.items():
+        path = key.removeprefix("base_model.model.")
+        target, _, factor = path.partition(".lora_")
+        if factor:
+            weight = shapes.get(f"{target}.weight", ())
+            if len(weight) != 2 or tensor.shape[1 if factor[0] == "A" else 0] != weight[1 if factor[0] == "A" else 0]:
+                return False
+        elif shapes.get(path.replace(".base_layer.", "."), tuple(tensor.shape)) != tuple(tensor.shape):
+            return False
+    return True
 
 
 def _method_of(file: AdapterFile) -> LoRA:

@@ -340,3 +340,24 @@ def test_identity_is_that_of_the_folder_that_the_model_came_from(tmp_path: Path)
     assert second is not None
     assert first.fingerprint
     assert first.fingerprint != second.fingerprint
+
+
+def _two_linears(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+
+def test_an_adapter_knows_a_base_that_was_built_in_python(tmp_path: Path) -> None:
+    model, _ = prepare(_two_linears(0), peft=LoRA(target_modules=["0"]))
+    with torch.no_grad():
+        model[0].lora_B["default"].weight.fill_(0.1)
+    save_adapter(model, tmp_path / "adapter")
+    again, _ = load_adapter(_two_linears(0), tmp_path / "adapter")
+    x = torch.ones(1, 4)
+    assert torch.equal(again(x), model(x))
+    with pytest.raises(CheckpointError, match="belongs to another base: the model given has other weights"):
+        load_adapter(_two_linears(1), tmp_path / "adapter")
+    merged = merge(again)
+    with pytest.raises(CheckpointError, match="belongs to another base"):
+        load_adapter(merged, tmp_path / "adapter")  # it would count twice
+    assert not adapters_of(merged)
