@@ -168,7 +168,9 @@ def train_run(
             if resume_from is not None:
                 require_same_config(run, loaded)
                 done, total = Manifest.read(resume_from).step, _num_steps(loaded, data)
-                say(f"resuming from {resume_from}" + (": the run is complete already" if done >= total else ""))
+                say(f"resuming from {resume_from}")
+                if done >= total:
+                    say("the run is complete already: nothing is left to train")
             elif mode == "resume":
                 say(f"nothing to resume in {run.path}: starting at step 0")
             about = partial(_describe_run, run, loaded, plan, assembly)
