@@ -29,6 +29,7 @@ from frostline.checkpoint import load_trained as load_trained_tensors
 from frostline.checkpoint import save_trained as write_trained
 from frostline.checkpoint.atomic import disk_errors, publish_directory
 from frostline.checkpoint.peft_layout import only_adapter
+from frostline.checkpoint.peft_matching import PREFIX
 from frostline.errors import AdapterError, CheckpointError, FrostlineError, PlanMismatchError
 from frostline.preparation import prepare, release
 from frostline.trainability import TrainabilityPlan, plan_of
@@ -146,7 +147,7 @@ def save_trained(model: nn.Module, directory: str | Path, *, base: BaseIdentity 
     plan = plan_of(model)
     return _publish(
         Path(directory),
-        lambda folder: _ignore(write_trained(model, plan, folder, base or identity_of(model))),
+        lambda folder: write_trained(model, plan, folder, base or identity_of(model)),
         mark="trained.json",
     )
 
@@ -173,8 +174,12 @@ def identity_of(model: nn.Module) -> BaseIdentity | None:
     if not isinstance(name, str) or not name:
         return None
     files = sorted(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    dtype = _dtype_of(model)
     return BaseIdentity(name, fingerprint=fingerprint_files(files) if files else None, dtype=dtype)
+
+
+def _dtype_of(model: nn.Module) -> str:
+    return str(next(model.parameters()).dtype).removeprefix("torch.")
 
 
 def _frozen_base(plan: TrainabilityPlan) -> list[str]:
@@ -187,14 +192,14 @@ def _identity_to_save(model: nn.Module, plan: TrainabilityPlan) -> BaseIdentity 
     paths = _frozen_base(plan)
     if (identity is not None and identity.fingerprint is not None) or not paths:
         return identity
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    dtype = _dtype_of(model)
     name = identity.name_or_path if identity is not None else None
     return BaseIdentity(name, fingerprint=fingerprint_model(model, paths), dtype=dtype)
 
 
 def _identity_in_memory(model: nn.Module, file: AdapterFile) -> BaseIdentity | None:
     """The same for a model that gets the adapter in `file`; None where the two cannot be compared."""
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    dtype = _dtype_of(model)
     saved = file.base
     if saved is None or not (saved.fingerprint or "").startswith("model-") or saved.dtype != dtype:
         return None
@@ -212,7 +217,7 @@ def _has_places(model: nn.Module, file: AdapterFile) -> bool:
     """Whether every tensor of `file` has a place of its shape in `model`."""
     shapes = {path: tuple(param.shape) for path, param in canonical_named_parameters(model)}
     for key, tensor in file.tensors.items():
-        path = key.removeprefix("base_model.model.")
+        path = key.removeprefix(PREFIX)
         target, _, factor = path.partition(".lora_")
         if factor:
             weight = shapes.get(f"{target}.weight", ())
@@ -300,10 +305,6 @@ def _publish(directory: Path, write: Callable[[Path], Any], *, mark: str) -> Pat
             shutil.rmtree(aside, ignore_errors=True)
             raise
     return directory
-
-
-def _ignore(_: object) -> None:
-    return None
 
 
 __all__ = ["identity_of", "load_adapter", "load_trained", "save_adapter", "save_trained"]

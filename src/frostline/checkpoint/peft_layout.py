@@ -225,16 +225,9 @@ def _whole_modules(
         while parent:
             (owners if usable else broken).add(parent)
             parent = parent.rpartition(".")[0]
-    shared = _shared_modules(modules)
+    shared = set(_names_of_shared(modules))
     good = {path for path in owners - broken - shared if path in modules and not isinstance(modules[path], _CONTAINERS)}
     return {path for path in good if not any(path[:end] in good for end in _dots(path))}
-
-
-def _shared_modules(modules: Mapping[str, torch.nn.Module]) -> set[str]:
-    by_identity: dict[int, list[str]] = {}
-    for path, module in modules.items():
-        by_identity.setdefault(id(module), []).append(path)
-    return {path for paths in by_identity.values() if len(paths) > 1 for path in paths}
 
 
 def _moved_buffers(model: torch.nn.Module, plan: TrainabilityPlan) -> list[str]:
