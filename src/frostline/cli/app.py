@@ -37,6 +37,8 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 Checkpoint = Annotated[str, typer.Option("--checkpoint", metavar="best|latest|step-N", help="Which checkpoint.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
+_process = {"only plans": False}  # set by `console_script` alone: in another program more may follow
+
 
 class ExportTarget(StrEnum):
     """Formats of `frostline export`."""
@@ -75,6 +77,8 @@ def plan(
     with reported(debug):
         from frostline.cli import commands
 
+        if _process["only plans"]:
+            commands.import_lightly()
         commands.plan(config, overrides or [], diff=diff, num_examples=data, as_json=json)
 
 
@@ -189,10 +193,12 @@ def console_script() -> NoReturn:
 
     Importing torch and transformers makes a million objects that live to the end. The collector would walk them again
     and again while they are made, and once more at the exit of the interpreter; `plan` has nothing open by then.
+    It also runs no model, so that it needs less of them.
     """
     is_plan = sys.argv[1:2] == ["plan"]
     if is_plan:
         gc.disable()
+        _process["only plans"] = True
     else:
         gc.set_threshold(100_000, 20, 100)
     status: object = 0

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 from rich.console import Console
 
 from frostline.errors import ConfigError, DataError, PlanMismatchError
+from frostline.integrations.hf_models.planning import for_planning_only
 from frostline.recipes import runs
 from frostline.recipes.config_checks import read_config
 from frostline.recipes.resuming import require_folder
@@ -22,6 +23,11 @@ from frostline.recipes.resuming import require_folder
 def say(line: str) -> None:
     """Progress of slow preparations, beside the output proper."""
     print(line, file=sys.stderr, flush=True)
+
+
+def import_lightly() -> None:
+    """For a process that ends after `plan`."""
+    for_planning_only()
 
 
 def plan(config: Path, overrides: Sequence[str], *, diff: Path | None, num_examples: int | None, as_json: bool) -> None:

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from . import planning
+
 _DEFERRED = "scipy.optimize"
 
 
@@ -32,7 +34,8 @@ def quick_imports() -> Iterator[None]:
     if stand_in is not None:
         sys.modules[_DEFERRED] = stand_in
     try:
-        yield
+        with planning.light_imports():
+            yield
     finally:
         if stand_in is not None and sys.modules.get(_DEFERRED) is stand_in:
             del sys.modules[_DEFERRED]

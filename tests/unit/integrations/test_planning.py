@@ -1,0 +1,104 @@
+"""What a process that only plans leaves out, and that it is there again as soon as it is asked for.
+
+Each script runs in a process of its own: what is imported here already cannot be left out.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from frostline.integrations.hf_models.build import _NoValues
+
+PREAMBLE = """
+import sys
+from frostline.integrations.hf_models.planning import for_planning_only
+from frostline.integrations.hf_models.startup import quick_imports
+for_planning_only()
+with quick_imports():
+    import transformers.modeling_utils
+    from transformers.models.bert import modeling_bert
+loaded = set(sys.modules)
+import torch
+"""
+
+
+def run(script: str, preamble: str = PREAMBLE) -> None:
+    subprocess.run([sys.executable, "-c", preamble + script], check=True, timeout=120)
+
+
+def test_neither_compiler_nor_dtensor_is_imported() -> None:
+    run("""
+for name in ("torch._dynamo.symbolic_convert", "torch.distributed.tensor", "sympy"):
+    assert name not in loaded, name
+assert torch.distributed.is_available(), "only while transformers is imported"
+""")
+
+
+def test_meta_model_needs_no_sympy() -> None:
+    run("""
+from frostline.integrations.hf_models.build import _NoValues
+config = transformers.BertConfig(hidden_size=16, num_attention_heads=2, intermediate_size=8, num_hidden_layers=1)
+with _NoValues(), torch.device("meta"):
+    modeling_bert.BertForSequenceClassification(config)
+assert "sympy" not in sys.modules
+""")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "assert callable(torch._dynamo.explain)",
+        "import torch._dynamo.config as config; assert hasattr(config, 'cache_size_limit')",
+        "from torch._dynamo.utils import counters; assert counters is not None",
+        "from transformers.masking_utils import TransformGetItemToIndex\nwith TransformGetItemToIndex(): pass",
+        "f = torch.compile(lambda x: x + 1, backend='eager'); assert f(torch.ones(2)).tolist() == [2, 2]",
+    ],
+)
+def test_the_real_compiler_comes_when_asked_for(use: str) -> None:
+    run(f"""
+{use}
+import torch._dynamo.symbolic_convert
+assert torch._dynamo.__file__ and sys.modules["torch._dynamo"] is torch._dynamo
+assert torch._dynamo.utils is sys.modules["torch._dynamo.utils"]
+""")
+
+
+def test_a_model_still_runs() -> None:
+    run("""
+config = transformers.BertConfig(hidden_size=16, num_attention_heads=2, intermediate_size=8, num_hidden_layers=1)
+model = modeling_bert.BertModel(config)
+assert model(torch.tensor([[1, 2, 3]])).last_hidden_state.isfinite().all()
+""")
+
+
+def test_nothing_is_left_out_unless_asked_for() -> None:
+    run(
+        "assert 'torch.distributed.tensor' in loaded and 'torch._dynamo.symbolic_convert' in loaded",
+        PREAMBLE.replace("for_planning_only()\nwith", "with"),
+    )
+
+
+def test_no_values_keeps_shapes_and_dtypes() -> None:
+    with _NoValues(), torch.device("meta"):
+        layer = nn.Embedding(5, 3, dtype=torch.bfloat16)
+        numbers = torch.arange(2, 12, 3)
+        like = torch.empty_like(layer.weight)
+        halved = torch.empty_like(layer.weight, dtype=torch.float16)
+        elsewhere = torch.empty_like(layer.weight, device="cpu")
+    assert layer.weight.is_meta
+    assert layer.weight.requires_grad
+    assert numbers.is_meta
+    assert numbers.shape == (4,)
+    assert numbers.dtype == torch.int64
+    assert like.is_meta
+    assert like.shape == (5, 3)
+    assert like.dtype == torch.bfloat16
+    assert halved.dtype == torch.float16
+    assert elsewhere.device.type == "cpu"
+    with _NoValues():
+        assert torch.arange(3).tolist() == [0, 1, 2]
