@@ -1,7 +1,9 @@
 """Turn the English part of the package chatterbot-corpus (BSD) into JSONL for the recipe `causal_lm`.
 
     pip install --no-deps chatterbot-corpus==1.3.3
-    python examples/data/prepare_chat_pairs.py chat_pairs.jsonl
+    python examples/data/prepare_chat_pairs.py [FILE]
+
+FILE is `chat_pairs.jsonl` beside this script unless given: `examples/smollm2_chat_lora.yaml` reads it there.
 
 Each line is {"messages": [{"role": "user", ...}, {"role": "assistant", ...}, ...]}. Of conversations that begin with
 the same prompt only the first is kept: otherwise one prompt would stand in training and in validation.
@@ -43,10 +45,11 @@ def to_messages(turns: list[str]) -> list[dict[str, str]]:
 
 
 def main(output: Path) -> None:
+    folder = corpus_folder()
     prompts: set[str] = set()
     num_read = 0
     with output.open("w", encoding="utf-8") as file:
-        for turns in conversations(corpus_folder()):
+        for turns in conversations(folder):
             num_read += 1
             messages = to_messages(turns)
             if not messages or turns[0] in prompts:
@@ -57,4 +60,4 @@ def main(output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "chat_pairs.jsonl"))
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("chat_pairs.jsonl"))

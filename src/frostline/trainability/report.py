@@ -5,6 +5,7 @@ Reads the plan only; lines about data and steps are handed in as facts.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from frostline.trainability.plan import TrainabilityPlan
 
 _MAX_ROWS = 200
+_MIN_RULE_WIDTH = 16
 
 
 @dataclass
@@ -51,7 +53,7 @@ def table_rows(plan: TrainabilityPlan) -> list[TableRow]:
 
 
 def render_plan(plan: TrainabilityPlan, facts: Mapping[str, str], *, width: int) -> str:
-    """Table, notes and summary lines as plain text at most `width` columns wide (long rules are cut)."""
+    """Table, notes and summary lines as plain text; a rule that does not fit into `width` columns goes on below."""
     rows = table_rows(plan)
     labels = ["  " * row.indent + row.module + ("  NEW" if row.is_new else "") for row in rows]
     name_width = max([len("module"), *(len(label) for label in labels)]) + 2
@@ -59,8 +61,7 @@ def render_plan(plan: TrainabilityPlan, facts: Mapping[str, str], *, width: int)
     for row, label in list(zip(rows, labels, strict=True))[:_MAX_ROWS]:
         params = "" if row.params is None else f"{row.params:,}"
         trains = f"{row.trains:,}" if row.trains else "-"
-        line = f"{label:<{name_width}}{params:>14}{trains:>12}  {row.decided_by}"
-        lines.append(line if len(line) <= width else line[: width - 1] + "…")
+        lines.extend(_wrapped(f"{label:<{name_width}}{params:>14}{trains:>12}  ", row.decided_by, width))
     if len(rows) > _MAX_ROWS:
         lines.append(f"... and {len(rows) - _MAX_ROWS} more rows (plan --json has all)")
     share = 100 * plan.num_trainable / max(plan.num_total, 1)
@@ -75,6 +76,18 @@ def render_plan(plan: TrainabilityPlan, facts: Mapping[str, str], *, width: int)
     lines.extend(f"{'note':<8} {note}" for note in plan.notes)
     lines.append(f"{'plan':<8} {plan.digest[:8]}")
     return "\n".join(lines)
+
+
+def _wrapped(start: str, rule: str, width: int) -> list[str]:
+    """One row; the rest of a long rule below its first part, or all of it where hardly a column is left for it."""
+    if len(start) + len(rule) <= width:
+        return [start + rule]
+    if width - len(start) >= _MIN_RULE_WIDTH:
+        return textwrap.wrap(
+            rule, width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False
+        )
+    below = textwrap.wrap(rule, max(width, _MIN_RULE_WIDTH + 8), initial_indent=" " * 8, subsequent_indent=" " * 8)
+    return [start.rstrip(), *below]
 
 
 def _memory(plan: TrainabilityPlan, optimizer: str) -> str:

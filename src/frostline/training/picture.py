@@ -40,8 +40,8 @@ def draw_curves(run_dir: Path, score: str | None = None) -> Path:
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
     train = series(records, "loss")
-    axes.plot(*train, color="tab:blue", alpha=0.35, linewidth=1)
-    axes.plot(train[0], _smoothed(train[1]), color="tab:blue", label="training loss")
+    axes.plot(*train, color="tab:blue", alpha=0.35, linewidth=1, label="training loss")
+    axes.plot(train[0], _smoothed(train[1]), color="tab:blue", label="its running mean")
     validation = series(records, "validation_loss")
     if validation[0]:
         axes.plot(*validation, color="tab:orange", marker="o", label="validation loss")
@@ -54,7 +54,7 @@ def draw_curves(run_dir: Path, score: str | None = None) -> Path:
         other.set_ylabel(name)
         more_handles, more_labels = other.get_legend_handles_labels()
         handles, labels = handles + more_handles, labels + more_labels
-    axes.legend(handles, labels, loc="best")
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))  # never over a curve
     axes.grid(alpha=0.3)
     target = run_dir / "curves.png"
     image = io.BytesIO()

@@ -51,7 +51,7 @@ def open_progress(console: Console, *, done: int, total_steps: int, unit: str) -
 
 
 class RecentSteps:
-    """Means over the last few steps, so that the numbers shown do not jump."""
+    """Loss and rate of the last step; speed and time left from the last few, so that they do not jump."""
 
     def __init__(self, total_steps: int, unit: str) -> None:
         self.total_steps, self.unit = total_steps, unit
@@ -63,11 +63,10 @@ class RecentSteps:
     def __str__(self) -> str:
         reports = self._reports
         seconds = max(sum(report.seconds for report in reports), 1e-9)
-        loss = sum(report.loss for report in reports) / len(reports)
         rate = sum(report.num_units for report in reports) / seconds
         left = (self.total_steps - reports[-1].done) * seconds / len(reports)
         speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-        return f"loss {loss:.4f}  lr {reports[-1].lr:.2e}  {speed} {self.unit}/s  {clock(left)} left"
+        return f"loss {reports[-1].loss:.4f}  lr {reports[-1].lr:.2e}  {speed} {self.unit}/s  {clock(left)} left"
 
 
 class BarView:

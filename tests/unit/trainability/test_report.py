@@ -135,6 +135,16 @@ def test_facts_notes_memory_and_width() -> None:
     assert "weights 2.0 MB, gradients 2.0 MB, AdamW 4.0 MB" in resolve(large).render()
 
 
+@pytest.mark.parametrize("width", [30, 50, 60, 80, 200])
+def test_a_narrow_terminal_cuts_no_rule(width: int) -> None:
+    rule = {"type": "Linear", "within": {"glob": "layers.1*"}}
+    text = resolve(encoder(), freeze_config={"unfreeze_modules": [rule]}).render(width=width)
+    table = text.split("\n\n")[0]
+    assert 'unfreeze_modules type Linear within glob "layers.1*"' in " ".join(table.split())
+    if width >= 60:  # below, the counts alone are wider
+        assert max(map(len, table.splitlines())) <= width
+
+
 def test_long_tables_are_cut_and_say_so() -> None:
     model = nn.Sequential(*(nn.Linear(size + 1, 1) for size in range(230)))
     text = resolve(model).render()

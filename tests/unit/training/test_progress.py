@@ -23,6 +23,7 @@ def test_plain_lines_when_not_a_terminal():
     lines = out.getvalue().splitlines()
     assert len(lines) == 21
     assert lines[0] == "step 1/100  loss 1.0000  lr 1.00e-03  64 examples/s  0:50 left"
+    assert lines[2].startswith("step 10/100  loss 0.1000  "), "the loss of that step, as in metrics.jsonl"
     assert lines[-1].startswith("step 100/100")
     assert lines[-1].endswith("0:00 left")
     assert "\x1b" not in out.getvalue()
