@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import glob
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +26,7 @@ from frostline.checkpoint import (
 )
 from frostline.checkpoint import load_trained as load_trained_tensors
 from frostline.checkpoint import save_trained as write_trained
-from frostline.checkpoint.atomic import disk_errors, publish_directory
+from frostline.checkpoint.atomic import publishing, standing
 from frostline.checkpoint.peft_layout import only_adapter
 from frostline.checkpoint.peft_matching import PREFIX
 from frostline.errors import AdapterError, CheckpointError, FrostlineError, PlanMismatchError
@@ -53,7 +52,8 @@ def save_adapter(
 
     Args:
         model: from `prepare`; wrappers such as DDP or compile do not matter.
-        directory: must not exist, or hold an earlier adapter, which is replaced in one step.
+        directory: must not exist, or hold an earlier adapter, which is replaced once the new one is whole. A kill at
+            any moment leaves one of the two for `load_adapter`. No link.
         adapter: name of the adapter, needed where the model has several.
         task_type: peft's task type, such as `SEQ_CLS` or `CAUSAL_LM`.
         base: identity of the base; by default read from the folder that the model was loaded from, if it tells one.
@@ -287,23 +287,24 @@ def _thawed(model: nn.Module, file: AdapterFile) -> list[str]:
 
 def _publish(directory: Path, write: Callable[[Path], Any], *, mark: str) -> Path:
     directory = directory.absolute()  # "." has no name of its own
-    is_taken = directory.exists() and any(directory.iterdir() if directory.is_dir() else [directory])
-    if is_taken and not (directory / mark).is_file():
+    if directory.is_symlink():  # what it leads to may be part of a checkpoint, which would be damaged by that
+        raise CheckpointError(
+            f"{directory} is a link to {os.readlink(directory)}",
+            where=directory,
+            possible=f"a folder that is not there, is empty, or holds an earlier {mark}; no link",
+            fix="choose another folder, or remove the link",
+        )
+    earlier = standing(directory)
+    is_taken = earlier.exists() and any(earlier.iterdir() if earlier.is_dir() else [earlier])
+    if is_taken and not (earlier / mark).is_file():
         raise CheckpointError(
             f"{directory} exists and holds something else",
             where=directory,
             possible=f"a folder that is not there, is empty, or holds an earlier {mark}",
             fix="choose another folder",
         )
-    aside = directory.with_name(f".tmp-{directory.name}-{os.getpid()}")
-    with disk_errors(directory):
-        try:
-            aside.mkdir(parents=True)
-            write(aside)
-            publish_directory(aside, directory)
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
+    with publishing(directory) as aside:
+        write(aside)
     return directory
 
 

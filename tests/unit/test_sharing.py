@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -361,3 +362,64 @@ def test_an_adapter_knows_a_base_that_was_built_in_python(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match="belongs to another base"):
         load_adapter(merged, tmp_path / "adapter")  # it would count twice
     assert not adapters_of(merged)
+
+
+def killed_between_the_two_renames(monkeypatch: pytest.MonkeyPatch, save: Callable[[], Any]) -> None:
+    """A save that got as far as to move the earlier folder aside, and left everything as it was then."""
+    rename, calls = os.rename, []
+
+    def second_rename_never_comes(old: Path, new: Path) -> None:
+        calls.append(new)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        rename(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", second_rename_never_comes)
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            save()
+
+
+class TestKilledSave:
+    def test_the_earlier_adapter_is_still_found(self, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        expected = load_adapter(Net(), saved)[0].eval()(TOKENS)
+        killed_between_the_two_renames(monkeypatch, lambda: save_adapter(trained(), saved))
+        left = sorted(os.listdir(saved.parent))
+        assert left == [f".tmp-adapter-{os.getpid()}", ".tmp-replaced-adapter"]
+        assert torch.equal(load_adapter(Net(), saved)[0].eval()(TOKENS), expected)
+        assert sorted(os.listdir(saved.parent)) == left, "reading changes nothing"
+
+    def test_a_save_that_fails_afterwards_keeps_it(self, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        killed_between_the_two_renames(monkeypatch, lambda: save_adapter(trained(), saved))
+        broken = trained()
+        broken.layers[0]["q"].lora_B["default"].weight.data[0] = float("inf")
+        with pytest.raises(CheckpointError, match="not finite"):
+            save_adapter(broken, saved)
+        assert os.listdir(saved.parent) == ["adapter"]
+        load_adapter(Net(), saved)
+
+    def test_the_next_save_replaces_it(self, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        killed_between_the_two_renames(monkeypatch, lambda: save_adapter(trained(), saved))
+        save_adapter(trained(), saved)
+        assert not any("head" in key for key in load_file(saved / FILE))
+        assert os.listdir(saved.parent) == ["adapter"]
+
+    def test_a_trained_part(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, _ = prepare(Net(), freeze_config=TestTrainedPart.FREEZE)
+        scatter(model)
+        save_trained(model, tmp_path / "t")
+        killed_between_the_two_renames(monkeypatch, lambda: save_trained(model, tmp_path / "t"))
+        assert torch.equal(load_trained(Net(), tmp_path / "t").eval()(TOKENS), model.eval()(TOKENS))
+
+
+@pytest.mark.parametrize("target", ["adapter", "nothing"])
+def test_a_link_is_refused_and_stays(target: str, saved: Path) -> None:
+    link = saved.parent / "link"
+    link.symlink_to(target)
+    before = (saved / FILE).read_bytes()
+    with pytest.raises(CheckpointError, match=rf"link is a link to {target}(.|\n)*remove the link"):
+        save_adapter(trained(), link)
+    assert os.readlink(link) == target
+    assert (saved / FILE).read_bytes() == before
+    assert sorted(os.listdir(saved.parent)) == ["adapter", "link"]

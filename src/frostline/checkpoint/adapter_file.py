@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from frostline.checkpoint.atomic import write_file
+from frostline.checkpoint.atomic import standing, write_file
 from frostline.checkpoint.fingerprint import BaseIdentity
 from frostline.checkpoint.peft_layout import PeftLayout, only_adapter, peft_key, plan_layout, trained_paths
 from frostline.checkpoint.peft_matching import PREFIX
@@ -105,7 +105,7 @@ def read_adapter(directory: str | Path) -> AdapterFile:
     Raises:
         CheckpointError: a file is missing, damaged or a pickle; the method is not LoRA; keys in another layout.
     """
-    directory = Path(directory)
+    directory = standing(Path(directory))
     config = _read_json(directory / CONFIG)
     if config.get("peft_type") != "LORA":
         raise CheckpointError(

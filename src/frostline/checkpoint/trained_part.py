@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 
-from frostline.checkpoint.atomic import write_file
+from frostline.checkpoint.atomic import standing, write_file
 from frostline.checkpoint.fingerprint import BaseIdentity
 from frostline.checkpoint.peft_layout import trained_paths
 from frostline.checkpoint.tensor_file import put_tensors, read_tensors, values_of, write_tensors
@@ -80,7 +80,7 @@ def load_trained(
         CheckpointError: a file is missing, damaged or a pickle; another base; names every tensor that is missing,
             unexpected, of another shape or not finite.
     """
-    directory = Path(directory)
+    directory = standing(Path(directory))
     tensors = read_tensors(directory / WEIGHTS)
     record = _read_record(directory / RECORD)
     if base is not None:
