@@ -20,15 +20,16 @@ from frostline.checkpoint import (
     BaseIdentity,
     fingerprint_files,
     fingerprint_model,
-    load_adapter_tensors,
     read_adapter,
     write_adapter,
 )
-from frostline.checkpoint import load_trained as load_trained_tensors
 from frostline.checkpoint import save_trained as write_trained
+from frostline.checkpoint.adapter_file import match_adapter
 from frostline.checkpoint.atomic import publishing, standing
 from frostline.checkpoint.peft_layout import only_adapter
 from frostline.checkpoint.peft_matching import PREFIX
+from frostline.checkpoint.tensor_file import put_tensors
+from frostline.checkpoint.trained_part import match_trained, read_trained
 from frostline.errors import AdapterError, CheckpointError, FrostlineError, PlanMismatchError
 from frostline.preparation import prepare, release
 from frostline.trainability import TrainabilityPlan, plan_of
@@ -116,7 +117,7 @@ def load_adapter(
     if adapters_of(model):
         plan = plan_of(model)
         _require_same_scaling(only_adapter(model, adapter), file)
-        load_adapter_tensors(model, plan, file, adapter=adapter)
+        put_tensors(model, match_adapter(model, plan, file, adapter=adapter))
     else:
         _require_places(model, file)
         _, plan = prepare(
@@ -126,7 +127,7 @@ def load_adapter(
             adapter=adapter or DEFAULT_NAME,
         )
         try:
-            load_adapter_tensors(model, plan, file, adapter=adapter)
+            put_tensors(model, match_adapter(model, plan, file, adapter=adapter))
         except FrostlineError:
             remove_adapters(model)
             release(model)
@@ -164,7 +165,11 @@ def load_trained(model: ModelT, directory: str | Path, *, base: BaseIdentity | N
         plan = plan_of(model)
     except PlanMismatchError:  # never prepared
         plan = None
-    load_trained_tensors(model, directory, plan=plan, base=base or identity_of(model))
+    file = read_trained(directory)
+    given = base or identity_of(model)
+    if given is not None:
+        file.base.check_same(given, where=file.directory)
+    put_tensors(model, match_trained(model, file, plan=plan))
     return model
 
 

@@ -423,3 +423,31 @@ def test_a_link_is_refused_and_stays(target: str, saved: Path) -> None:
     assert os.readlink(link) == target
     assert (saved / FILE).read_bytes() == before
     assert sorted(os.listdir(saved.parent)) == ["adapter", "link"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("adapter_config.json", {"r": None}, "r is None"),
+        ("adapter_config.json", {"r": 0}, "r is 0"),
+        ("adapter_config.json", {"r": "2"}, "r is '2'"),
+        ("adapter_config.json", {"r": ...}, "it has no r"),
+        ("adapter_config.json", {"lora_alpha": ...}, "it has no lora_alpha"),
+        ("adapter_config.json", {"lora_alpha": 0}, "lora_alpha is 0"),
+        ("adapter_config.json", {"lora_dropout": 1.5}, r"lora_dropout is 1\.5"),
+        ("adapter_config.json", {"use_rslora": "yes"}, "use_rslora is 'yes'"),
+        ("frostline.json", {"base": None}, "base is None"),
+        ("frostline.json", {"base": ["org/model"]}, "base is "),
+        ("frostline.json", {"base": {"fingerprint": 3}}, "base: fingerprint is 3"),
+        ("frostline.json", {"base": ...}, "it has no 'base'"),
+        ("frostline.json", {"plan_digest": []}, r"plan_digest is \[\]"),
+    ],
+)
+def test_damaged_metadata_is_named(file: str, content: dict[str, Any], message: str, saved: Path) -> None:
+    values = json.loads((saved / file).read_text()) | content
+    (saved / file).write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))
+    model = Net()
+    before = state_of(model)
+    with pytest.raises(CheckpointError, match=rf"{file} is damaged: {message}(.|\n)*where:(.|\n)*possible:(.|\n)*do:"):
+        load_adapter(model, saved)
+    assert_unchanged(model, before)
