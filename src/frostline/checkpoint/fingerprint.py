@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -64,12 +64,26 @@ class BaseIdentity:
                 raise ValueError(f"base: {key} is {value!r}")
         return cls(**known)
 
+    @property
+    def fingerprint_kind(self) -> str | None:
+        """What the fingerprint was made of: `sampled` or `full` of files, `model-sampled` or `model-full` of values."""
+        return None if self.fingerprint is None else self.fingerprint.rpartition(":")[0]
+
     def check_same(self, given: BaseIdentity, *, where: object) -> None:
         """Raise unless `given` (the base in memory) is the one that `self` (in the checkpoint) names.
 
         Raises:
-            CheckpointError: other weights, or another quantization.
+            CheckpointError: other weights, another quantization, or fingerprints of two kinds, which tell nothing.
         """
+        kinds = self.fingerprint_kind, given.fingerprint_kind
+        if None not in kinds and kinds[0] != kinds[1]:
+            raise CheckpointError(
+                f"the base cannot be compared: the checkpoint knows it by a fingerprint of the kind {kinds[0]}, "
+                f"the one given is of the kind {kinds[1]}",
+                where=where,
+                possible="sampled and full are of the weight files, model-sampled and model-full of values in memory",
+                fix=f"give a fingerprint of the kind {kinds[0]}",
+            )
         for attribute, meaning in (("fingerprint", "other weights"), ("quantization", "another quantization")):
             mine, theirs = getattr(self, attribute), getattr(given, attribute)
             if mine != theirs and (attribute == "quantization" or None not in (mine, theirs)):
@@ -119,13 +133,20 @@ def fingerprint_files(paths: Iterable[Path], *, full: bool = False) -> str:
     return _combine("full" if full else "sampled", digests)
 
 
-def fingerprint_model(model: torch.nn.Module, paths: Iterable[str] | None = None, *, full: bool = False) -> str:
+def fingerprint_model(
+    model: torch.nn.Module,
+    paths: Iterable[str] | None = None,
+    *,
+    full: bool = False,
+    instead: Mapping[str, torch.Tensor] | None = None,
+) -> str:
     """Hash of parameters in memory, for a base that was handed in as an object.
 
     Args:
         model: on any device but meta.
         paths: canonical paths of the base's parameters (without new ones and adapters); None takes all.
         full: hash every byte instead of sampled blocks.
+        instead: values by path that stand for those in the model, such as weights that a merge has put aside.
 
     Raises:
         CheckpointError: a parameter has no values (meta device), or a path is not in the model.
@@ -140,7 +161,7 @@ def fingerprint_model(model: torch.nn.Module, paths: Iterable[str] | None = None
                 possible=f"{len(parameters)} parameters, {next(iter(parameters), None)} among them",
                 fix="give paths of this model",
             )
-        tensor = parameters[path].detach()
+        tensor = (instead or {}).get(path, parameters[path]).detach()
         if tensor.is_meta:
             raise CheckpointError(
                 f"cannot fingerprint {path!r}: it has no values yet (meta device)",
