@@ -11,7 +11,16 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from frostline.adapters import PEFT, InjectedAdapter, adapters_of, find_targets, inject, parse_method, planned_params
+from frostline.adapters import (
+    PEFT,
+    InjectedAdapter,
+    adapters_of,
+    differences_of,
+    find_targets,
+    inject,
+    parse_method,
+    planned_params,
+)
 from frostline.adapters import merge as merge_adapters
 from frostline.adapters.base import DEFAULT_NAME
 from frostline.adapters.targets import Targets
@@ -32,10 +41,6 @@ from frostline.trainability import (
 from frostline.tree import ModuleTree, canonical_named_parameters, set_trainable
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
-
-# Two adapters that differ in these only are one and the same: the targets are compared as resolved, and initial values
-# are no part of what an adapter is.
-_FREE_KEYS = frozenset({"target_modules", "exclude_modules", "seed", "dtype"})
 
 
 @dataclass(frozen=True)
@@ -222,13 +227,7 @@ def _differences(present: Mapping[str, InjectedAdapter], method: PEFT, targets: 
         return f"none is named {adapter}"
     if set(held.targets) != {target.path for target in targets.targets}:
         return f"{len(held.targets)} modules are adapted, {len(targets.targets)} are wanted"
-    theirs, ours = held.method.to_config(), method.to_config()
-    return ", ".join(
-        f"{key} is {theirs.get(key)}, not {ours.get(key)}"
-        for key in sorted({*theirs, *ours} - _FREE_KEYS)
-        # None stands for a default that only the method knows.
-        if theirs.get(key) != ours.get(key) and theirs.get(key) is not None and ours.get(key) is not None
-    )
+    return ", ".join(f"{key} is {theirs}, not {ours}" for key, theirs, ours in differences_of(held.method, method))
 
 
 def _require_known(new: frozenset[str], tree: ModuleTree) -> None:

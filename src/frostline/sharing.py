@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import glob
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,21 +18,20 @@ from frostline.adapters.base import DEFAULT_NAME
 from frostline.checkpoint import (
     AdapterFile,
     BaseIdentity,
-    fingerprint_files,
-    fingerprint_model,
-    load_adapter_tensors,
     read_adapter,
     write_adapter,
 )
-from frostline.checkpoint import load_trained as load_trained_tensors
 from frostline.checkpoint import save_trained as write_trained
-from frostline.checkpoint.atomic import disk_errors, publish_directory
+from frostline.checkpoint.adapter_file import match_adapter
+from frostline.checkpoint.atomic import publishing, standing
+from frostline.checkpoint.base_in_memory import identity_of, identity_to_save, require_same_base
 from frostline.checkpoint.peft_layout import only_adapter
-from frostline.checkpoint.peft_matching import PREFIX
-from frostline.errors import AdapterError, CheckpointError, FrostlineError, PlanMismatchError
+from frostline.checkpoint.tensor_file import put_tensors
+from frostline.checkpoint.trained_part import match_trained, read_trained
+from frostline.errors import AdapterError, CheckpointError, PlanMismatchError
 from frostline.preparation import prepare, release
 from frostline.trainability import TrainabilityPlan, plan_of
-from frostline.tree import canonical_named_parameters, set_trainable, unwrap
+from frostline.tree import canonical_named_parameters, set_trainable
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -53,10 +51,12 @@ def save_adapter(
 
     Args:
         model: from `prepare`; wrappers such as DDP or compile do not matter.
-        directory: must not exist, or hold an earlier adapter, which is replaced in one step.
+        directory: must not exist, or hold an earlier adapter, which is replaced once the new one is whole. A kill at
+            any moment leaves one of the two for `load_adapter`. No link.
         adapter: name of the adapter, needed where the model has several.
         task_type: peft's task type, such as `SEQ_CLS` or `CAUSAL_LM`.
-        base: identity of the base; by default read from the folder that the model was loaded from, if it tells one.
+        base: identity of the base; by default its files, where the model tells the folder that it was loaded from, or
+            else the values of all that stayed frozen.
 
     Raises:
         CheckpointError: no adapter, a value that is not finite, a foreign folder in the way, the disk is full.
@@ -66,7 +66,7 @@ def save_adapter(
 
     def write(folder: Path) -> None:
         layout = write_adapter(
-            model, plan, folder, base or _identity_to_save(model, plan), adapter=adapter, task_type=task_type
+            model, plan, folder, base or identity_to_save(model, plan), adapter=adapter, task_type=task_type
         )
         if layout.inexpressible:
             path, reason = next(iter(layout.inexpressible.items()))
@@ -98,7 +98,8 @@ def load_adapter(
         trainable: False: for inference, nothing trains afterwards (call `plan.apply(model)` to go on training).
         adapter: name that the adapter gets in a bare model (None: `default`), or of the one to fill in a prepared one
             (None: the only one).
-        base: identity of the base in `model`; by default read from the folder that the model was loaded from.
+        base: identity of the base in `model`; by default told by what the file knows its base by. Where that cannot be
+            compared (files, and the model names no folder; values in another dtype) a warning says so.
 
     Returns:
         The model and the plan with which the adapter trains.
@@ -110,14 +111,8 @@ def load_adapter(
             the one in the file.
     """
     file = read_adapter(directory)
-    given = base or identity_of(model) or _identity_in_memory(model, file)
-    if file.base is not None and given is not None:
-        file.base.check_same(given, where=Path(directory))
-    if adapters_of(model):
-        plan = plan_of(model)
-        _require_same_scaling(only_adapter(model, adapter), file)
-        load_adapter_tensors(model, plan, file, adapter=adapter)
-    else:
+    is_bare = not adapters_of(model)
+    if is_bare:
         _require_places(model, file)
         _, plan = prepare(
             model,
@@ -125,12 +120,18 @@ def load_adapter(
             freeze_config={"unfreeze_modules": [{"param": glob.escape(path)} for path in _thawed(model, file)]},
             adapter=adapter or DEFAULT_NAME,
         )
-        try:
-            load_adapter_tensors(model, plan, file, adapter=adapter)
-        except FrostlineError:
+    else:
+        plan = plan_of(model)
+        _require_same_scaling(only_adapter(model, adapter), file)
+    try:
+        tensors = match_adapter(model, plan, file, adapter=adapter)
+        require_same_base(model, file.base, held=file.trained_in_full, given=base, where=file.directory)
+        put_tensors(model, tensors)
+    except BaseException:  # a warning that the caller has made an error, too
+        if is_bare:
             remove_adapters(model)
             release(model)
-            raise
+        raise
     if trainable:
         plan.apply(model)
     else:
@@ -147,7 +148,7 @@ def save_trained(model: nn.Module, directory: str | Path, *, base: BaseIdentity 
     plan = plan_of(model)
     return _publish(
         Path(directory),
-        lambda folder: write_trained(model, plan, folder, base or identity_of(model)),
+        lambda folder: write_trained(model, plan, folder, base or identity_to_save(model, plan)),
         mark="trained.json",
     )
 
@@ -164,68 +165,11 @@ def load_trained(model: ModelT, directory: str | Path, *, base: BaseIdentity | N
         plan = plan_of(model)
     except PlanMismatchError:  # never prepared
         plan = None
-    load_trained_tensors(model, directory, plan=plan, base=base or identity_of(model))
+    file = read_trained(directory)
+    tensors = match_trained(model, file, plan=plan)
+    require_same_base(model, file.base, held=tensors, given=base, where=file.directory)
+    put_tensors(model, tensors)
     return model
-
-
-def identity_of(model: nn.Module) -> BaseIdentity | None:
-    """Identity of the base that `model` was loaded from, where it names a folder with safetensors; else None."""
-    name = getattr(unwrap(model), "name_or_path", None)
-    if not isinstance(name, str) or not name:
-        return None
-    files = sorted(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
-    dtype = _dtype_of(model)
-    return BaseIdentity(name, fingerprint=fingerprint_files(files) if files else None, dtype=dtype)
-
-
-def _dtype_of(model: nn.Module) -> str:
-    return str(next(model.parameters()).dtype).removeprefix("torch.")
-
-
-def _frozen_base(plan: TrainabilityPlan) -> list[str]:
-    return [entry.path for entry in plan.decisions.values() if entry.kind == "base" and not entry.trains]
-
-
-def _identity_to_save(model: nn.Module, plan: TrainabilityPlan) -> BaseIdentity | None:
-    """Identity of the base: its files where the model names them, else the values of what stayed frozen."""
-    identity = identity_of(model)
-    paths = _frozen_base(plan)
-    if (identity is not None and identity.fingerprint is not None) or not paths:
-        return identity
-    dtype = _dtype_of(model)
-    name = identity.name_or_path if identity is not None else None
-    return BaseIdentity(name, fingerprint=fingerprint_model(model, paths), dtype=dtype)
-
-
-def _identity_in_memory(model: nn.Module, file: AdapterFile) -> BaseIdentity | None:
-    """The same for a model that gets the adapter in `file`; None where the two cannot be compared."""
-    dtype = _dtype_of(model)
-    saved = file.base
-    if saved is None or not (saved.fingerprint or "").startswith("model-") or saved.dtype != dtype:
-        return None
-    if not _has_places(model, file):
-        return None  # what does not fit will be said tensor by tensor
-    if adapters_of(model):
-        paths = _frozen_base(plan_of(model))
-    else:
-        trained = set(file.trained_in_full)
-        paths = [path for path, _ in canonical_named_parameters(model, unique=True) if path not in trained]
-    return BaseIdentity(saved.name_or_path, fingerprint=fingerprint_model(model, paths), dtype=dtype)
-
-
-def _has_places(model: nn.Module, file: AdapterFile) -> bool:
-    """Whether every tensor of `file` has a place of its shape in `model`."""
-    shapes = {path: tuple(param.shape) for path, param in canonical_named_parameters(model)}
-    for key, tensor in file.tensors.items():
-        path = key.removeprefix(PREFIX)
-        target, _, factor = path.partition(".lora_")
-        if factor:
-            weight = shapes.get(f"{target}.weight", ())
-            if len(weight) != 2 or tensor.shape[1 if factor[0] == "A" else 0] != weight[1 if factor[0] == "A" else 0]:
-                return False
-        elif shapes.get(path.replace(".base_layer.", "."), tuple(tensor.shape)) != tuple(tensor.shape):
-            return False
-    return True
 
 
 def _method_of(file: AdapterFile) -> LoRA:
@@ -287,23 +231,24 @@ def _thawed(model: nn.Module, file: AdapterFile) -> list[str]:
 
 def _publish(directory: Path, write: Callable[[Path], Any], *, mark: str) -> Path:
     directory = directory.absolute()  # "." has no name of its own
-    is_taken = directory.exists() and any(directory.iterdir() if directory.is_dir() else [directory])
-    if is_taken and not (directory / mark).is_file():
+    if directory.is_symlink():  # what it leads to may be part of a checkpoint, which would be damaged by that
+        raise CheckpointError(
+            f"{directory} is a link to {os.readlink(directory)}",
+            where=directory,
+            possible=f"a folder that is not there, is empty, or holds an earlier {mark}; no link",
+            fix="choose another folder, or remove the link",
+        )
+    earlier = standing(directory)
+    is_taken = earlier.exists() and any(earlier.iterdir() if earlier.is_dir() else [earlier])
+    if is_taken and not (earlier / mark).is_file():
         raise CheckpointError(
             f"{directory} exists and holds something else",
             where=directory,
             possible=f"a folder that is not there, is empty, or holds an earlier {mark}",
             fix="choose another folder",
         )
-    aside = directory.with_name(f".tmp-{directory.name}-{os.getpid()}")
-    with disk_errors(directory):
-        try:
-            aside.mkdir(parents=True)
-            write(aside)
-            publish_directory(aside, directory)
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
+    with publishing(directory) as aside:
+        write(aside)
     return directory
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
+
+from frostline.checkpoint import Manifest
+from frostline.checkpoint.manifest import describe_files
 
 # peft asks transformers under a name that transformers has replaced; peft's next release can do without.
 OLD_NAME = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -228,6 +233,23 @@ def test_inspect_a_run_a_checkpoint_and_an_adapter(bench: Any, finished: Path) -
     assert "LoRA rank 2, alpha 4" in adapter
     assert "classifier.weight" in adapter
     assert bench.snapshot(bench.folder) == before
+
+
+def test_inspect_checks_the_values_of_the_optimizer(bench: Any, finished: Path) -> None:
+    """A run may have written them like that: the hash is right."""
+    path = finished / "checkpoints" / "step-000001"
+    assert "every value of the optimizer's state is finite" in done(bench, "inspect", str(path), "--check").out
+    file = next(path.glob("state/optimizer/*.safetensors"))
+    tensors = load_file(file)
+    name = next(name for name, value in tensors.items() if value.is_floating_point() and value.dim() > 0)
+    tensors[name].view(-1)[0] = float("nan")
+    save_file(tensors, file)
+    replace(Manifest.read(path), files=describe_files(path)).write(path)
+    done(bench, "inspect", "run")
+    for place in ("run", str(path)):
+        outcome = bench.refused("inspect", place, "--check")
+        assert f"not finite: {name}" in outcome.error
+        assert file.name in outcome.part("where")
 
 
 def test_inspect_a_run_without_adapter(bench: Any, finished_freeze: Path) -> None:

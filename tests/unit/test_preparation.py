@@ -194,3 +194,10 @@ def test_preparing_an_adapted_model_without_peft_is_refused() -> None:
     with pytest.raises(AdapterError, match=r"has adapters \(default\), but no `peft` is given"):
         prepare(model, freeze_config={"freeze_modules": ["1"]})
     assert not model[0].weight.requires_grad
+
+
+def test_an_alpha_left_out_is_compared_as_the_number_that_it_stands_for() -> None:
+    model, _ = prepare(Classifier(), peft=LoRA(rank=2, alpha=32, target_modules=["query"]))
+    with pytest.raises(AdapterError, match="alpha is 32, not 4"):
+        prepare(model, peft=METHOD)
+    prepare(prepare(Classifier(), peft=METHOD)[0], peft=LoRA(rank=2, alpha=4.0, target_modules=["query"]))

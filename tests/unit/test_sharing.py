@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -361,3 +362,222 @@ def test_an_adapter_knows_a_base_that_was_built_in_python(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match="belongs to another base"):
         load_adapter(merged, tmp_path / "adapter")  # it would count twice
     assert not adapters_of(merged)
+
+
+def killed_between_the_two_renames(monkeypatch: pytest.MonkeyPatch, save: Callable[[], Any]) -> None:
+    """A save that got as far as to move the earlier folder aside, and left everything as it was then."""
+    rename, calls = os.rename, []
+
+    def second_rename_never_comes(old: Path, new: Path) -> None:
+        calls.append(new)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        rename(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", second_rename_never_comes)
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            save()
+
+
+class TestKilledSave:
+    def test_the_earlier_adapter_is_still_found(self, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        expected = load_adapter(Net(), saved)[0].eval()(TOKENS)
+        killed_between_the_two_renames(monkeypatch, lambda: save_adapter(trained(), saved))
+        left = sorted(os.listdir(saved.parent))
+        assert left == [f".tmp-adapter-{os.getpid()}", ".tmp-replaced-adapter"]
+        assert torch.equal(load_adapter(Net(), saved)[0].eval()(TOKENS), expected)
+        assert sorted(os.listdir(saved.parent)) == left, "reading changes nothing"
+
+    def test_a_save_that_fails_afterwards_keeps_it(self, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        killed_between_the_two_renames(monkeypatch, lambda: save_adapter(trained(), saved))
+        broken = trained()
+        broken.layers[0]["q"].lora_B["default"].weight.data[0] = float("inf")
+        with pytest.raises(CheckpointError, match="not finite"):
+            save_adapter(broken, saved)
+        assert os.listdir(saved.parent) == ["adapter"]
+        load_adapter(Net(), saved)
+
+    def test_the_next_save_replaces_it(self, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        killed_between_the_two_renames(monkeypatch, lambda: save_adapter(trained(), saved))
+        save_adapter(trained(), saved)
+        assert not any("head" in key for key in load_file(saved / FILE))
+        assert os.listdir(saved.parent) == ["adapter"]
+
+    def test_a_trained_part(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, _ = prepare(Net(), freeze_config=TestTrainedPart.FREEZE)
+        scatter(model)
+        save_trained(model, tmp_path / "t")
+        killed_between_the_two_renames(monkeypatch, lambda: save_trained(model, tmp_path / "t"))
+        assert torch.equal(load_trained(Net(), tmp_path / "t").eval()(TOKENS), model.eval()(TOKENS))
+
+
+@pytest.mark.parametrize("target", ["adapter", "nothing"])
+def test_a_link_is_refused_and_stays(target: str, saved: Path) -> None:
+    link = saved.parent / "link"
+    link.symlink_to(target)
+    before = (saved / FILE).read_bytes()
+    with pytest.raises(CheckpointError, match=rf"link is a link to {target}(.|\n)*remove the link"):
+        save_adapter(trained(), link)
+    assert os.readlink(link) == target
+    assert (saved / FILE).read_bytes() == before
+    assert sorted(os.listdir(saved.parent)) == ["adapter", "link"]
+
+
+FREEZE = {"freeze_modules": ["*"], "unfreeze_modules": ["2"]}
+
+
+def _named(model: nn.Module, name: str | Path) -> Any:
+    model.name_or_path = str(name)  # type: ignore[assignment]
+    return model
+
+
+def _in_folder(folder: Path, model: nn.Module) -> Any:
+    folder.mkdir(exist_ok=True)
+    save_file(model.state_dict(), folder / "model.safetensors")
+    return _named(model, folder)
+
+
+def _save(model: nn.Module, directory: Path, kind: str) -> None:
+    if kind == "adapter":
+        prepare(model, peft=LoRA(target_modules=["0"]))
+        scatter(model)
+        save_adapter(model, directory)
+    else:
+        prepare(model, freeze_config=FREEZE)
+        scatter(model)
+        save_trained(model, directory)
+
+
+def _load(model: nn.Module, directory: Path, kind: str, **options: Any) -> None:
+    (load_adapter if kind == "adapter" else load_trained)(model, directory, **options)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", ["adapter", "trained"])
+class TestOtherBase:
+    @pytest.mark.parametrize("name", [None, "org/model"])
+    @pytest.mark.parametrize("prepared", [False, True])
+    def test_known_by_its_values(self, prepared: bool, name: str | None, kind: str, tmp_path: Path) -> None:
+        """As every model that is loaded by a hub id, which names no folder."""
+
+        def build(seed: int) -> nn.Module:
+            model = _two_linears(seed)
+            return model if name is None else _named(model, name)
+
+        def loaded_into(seed: int) -> nn.Module:
+            model = build(seed)
+            if prepared:
+                method = LoRA(target_modules=["0"])
+                prepare(model, peft=method) if kind == "adapter" else prepare(model, freeze_config=FREEZE)
+            return model
+
+        _save(build(0), tmp_path / "a", kind)
+        _load(loaded_into(0), tmp_path / "a", kind)
+        other = loaded_into(1)
+        before = state_of(other)
+        with pytest.raises(CheckpointError, match=r"belongs to another base: (.*) has other weights"):
+            _load(other, tmp_path / "a", kind)
+        assert_unchanged(other, before)
+
+    def test_saved_from_memory_and_loaded_into_a_folders_model(self, kind: str, tmp_path: Path) -> None:
+        _save(_two_linears(0), tmp_path / "a", kind)
+        _load(_in_folder(tmp_path / "same", _two_linears(0)), tmp_path / "a", kind)
+        with pytest.raises(CheckpointError, match="other weights"):
+            _load(_in_folder(tmp_path / "other", _two_linears(1)), tmp_path / "a", kind)
+
+    def test_an_identity_of_the_other_kind_is_no_reason_to_refuse(self, kind: str, tmp_path: Path) -> None:
+        _save(_two_linears(0), tmp_path / "a", kind)
+        model = _in_folder(tmp_path / "same", _two_linears(0))
+        _load(model, tmp_path / "a", kind, base=identity_of(model))
+
+    def test_known_by_its_files(self, kind: str, tmp_path: Path) -> None:
+        _save(_in_folder(tmp_path / "base", _two_linears(0)), tmp_path / "a", kind)
+        _load(_in_folder(tmp_path / "moved", _two_linears(0)), tmp_path / "a", kind)
+        with pytest.raises(CheckpointError, match="other weights"):
+            _load(_in_folder(tmp_path / "other", _two_linears(1)), tmp_path / "a", kind)
+
+    @pytest.mark.parametrize("name", ["", "org/model"])
+    def test_files_cannot_be_compared_with_a_model_that_names_none(self, name: str, kind: str, tmp_path: Path) -> None:
+        base = _in_folder(tmp_path / "base", _two_linears(0))
+        identity = identity_of(base)
+        _save(base, tmp_path / "a", kind)
+        message = r"could not be compared(.|\n)*where:(.|\n)*possible:(.|\n)*do: .*/base"
+        with pytest.warns(UserWarning, match=message) as caught:
+            _load(_named(_two_linears(0), name), tmp_path / "a", kind)
+        assert caught[0].filename == __file__, "the line that loads"
+        _load(_named(_two_linears(0), name), tmp_path / "a", kind, base=identity)  # told: no warning
+
+    def test_values_cannot_be_compared_in_another_dtype(self, kind: str, tmp_path: Path) -> None:
+        _save(_two_linears(0), tmp_path / "a", kind)
+        model = _two_linears(0).double()
+        before = state_of(model)
+        with pytest.raises(UserWarning, match="its values in float32, and the model is in float64"):
+            _load(model, tmp_path / "a", kind)  # tests make errors of warnings, and nothing may be left half done
+        assert_unchanged(model, before)
+
+
+def test_an_identity_that_tells_nothing_is_refused(tmp_path: Path) -> None:
+    _save(_in_folder(tmp_path / "base", _two_linears(0)), tmp_path / "a", "adapter")
+    of_values = BaseIdentity("there", fingerprint="model-sampled:1")
+    with pytest.raises(CheckpointError, match=r"cannot be compared: .*kind sampled"):
+        load_adapter(_two_linears(0), tmp_path / "a", base=of_values)
+
+
+@pytest.mark.parametrize("kind", ["adapter", "trained"])
+def test_a_tied_tensor_that_trains_is_no_part_of_the_base(kind: str, tmp_path: Path) -> None:
+    def build() -> Any:
+        model = _two_linears(0)
+        model.tied = nn.Linear(4, 4)
+        model.tied.weight = model[2].weight  # type: ignore[index]
+        return model
+
+    model = build()
+    method = LoRA(target_modules=["0"]) if kind == "adapter" else None
+    thaw = {"freeze_modules": ["*"]} if kind == "trained" else {}
+    prepare(model, peft=method, freeze_config={**thaw, "unfreeze_modules": ["2", "tied"]})
+    scatter(model)
+    (save_adapter if kind == "adapter" else save_trained)(model, tmp_path / "a")
+    _load(build(), tmp_path / "a", kind)
+
+
+def test_where_nothing_stayed_frozen_there_is_no_base(tmp_path: Path) -> None:
+    model, _ = prepare(_two_linears(0))
+    save_trained(model, tmp_path / "t")
+    load_trained(_two_linears(1), tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("adapter_config.json", {"r": None}, "r is None"),
+        ("adapter_config.json", {"r": 0}, "r is 0"),
+        ("adapter_config.json", {"r": "2"}, "r is '2'"),
+        ("adapter_config.json", {"r": ...}, "it has no r"),
+        ("adapter_config.json", {"lora_alpha": ...}, "it has no lora_alpha"),
+        ("adapter_config.json", {"lora_alpha": 0}, "lora_alpha is 0"),
+        ("adapter_config.json", {"lora_dropout": 1.5}, r"lora_dropout is 1\.5"),
+        ("adapter_config.json", {"use_rslora": "yes"}, "use_rslora is 'yes'"),
+        ("frostline.json", {"base": None}, "base is None"),
+        ("frostline.json", {"base": ["org/model"]}, "base is "),
+        ("frostline.json", {"base": {"fingerprint": 3}}, "base: fingerprint is 3"),
+        ("frostline.json", {"base": ...}, "it has no 'base'"),
+        ("frostline.json", {"plan_digest": []}, r"plan_digest is \[\]"),
+    ],
+)
+def test_damaged_metadata_is_named(file: str, content: dict[str, Any], message: str, saved: Path) -> None:
+    values = json.loads((saved / file).read_text()) | content
+    (saved / file).write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))
+    model = Net()
+    before = state_of(model)
+    with pytest.raises(CheckpointError, match=rf"{file} is damaged: {message}(.|\n)*where:(.|\n)*possible:(.|\n)*do:"):
+        load_adapter(model, saved)
+    assert_unchanged(model, before)
+
+
+def test_an_adapter_saved_while_it_is_merged_belongs_to_the_unmerged_base(saved: Path, tmp_path: Path) -> None:
+    model, _ = load_adapter(Net(), saved)
+    merge(model, keep=True)
+    save_adapter(model, tmp_path / "again")
+    load_adapter(Net(), tmp_path / "again")
+    load_adapter(model, tmp_path / "again")

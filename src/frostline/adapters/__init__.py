@@ -4,9 +4,9 @@ Knows nothing of freeze configs or plans: who trains is decided above.
 """
 
 from frostline.adapters.active import InjectedAdapter, adapters_of, disabled, is_adapted
-from frostline.adapters.base import PEFT, method_names, parse_method, register_method
+from frostline.adapters.base import PEFT, differences_of, method_names, parse_method, register_method
 from frostline.adapters.injection import inject, planned_params
-from frostline.adapters.merge import merge, remove_adapters, unmerge
+from frostline.adapters.merge import merge, remove_adapters, unmerge, unmerged_weights
 from frostline.adapters.methods.lora import LoRA
 from frostline.adapters.targets import Target, Targets, find_targets
 
@@ -17,6 +17,7 @@ __all__ = [
     "Target",
     "Targets",
     "adapters_of",
+    "differences_of",
     "disabled",
     "find_targets",
     "inject",
@@ -28,4 +29,5 @@ __all__ = [
     "register_method",
     "remove_adapters",
     "unmerge",
+    "unmerged_weights",
 ]

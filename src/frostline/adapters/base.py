@@ -74,6 +74,10 @@ class PEFT(ABC):
     def to_config(self) -> dict[str, Any]:
         """JSON-able config from which `from_config` builds an equal method."""
 
+    def resolved(self) -> dict[str, Any]:
+        """`to_config` with every default that only the method knows filled in. Override where None stands for one."""
+        return self.to_config()
+
     @classmethod
     @abstractmethod
     def from_config(cls, config: Mapping[str, Any], origins: Origins | None = None) -> Self:
@@ -105,6 +109,20 @@ class PEFT(ABC):
 
 _METHODS: dict[str, type[PEFT]] = {}
 _M = TypeVar("_M", bound=type[PEFT])
+
+
+def differences_of(first: PEFT, second: PEFT) -> list[tuple[str, Any, Any]]:
+    """The settings in which two adapters compute differently: name, value in `first`, value in `second`; sorted.
+
+    Where they are injected is compared as resolved (in the plan), and initial values are no part of what an adapter is.
+    """
+    mine, theirs = first.resolved(), second.resolved()
+    free = {"target_modules", "exclude_modules", "seed", "dtype"}
+    return [
+        (key, mine.get(key), theirs.get(key))
+        for key in sorted({*mine, *theirs} - free)
+        if mine.get(key) != theirs.get(key)
+    ]
 
 
 def register_method(cls: _M) -> _M:

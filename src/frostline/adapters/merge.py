@@ -105,6 +105,15 @@ def remove_adapters(model: nn.Module) -> None:
         forget_adapter(model, name)
 
 
+def unmerged_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The base weights that `merge(model, keep=True)` has put aside, by canonical path; empty if nothing is merged."""
+    return {
+        f"{path}.weight": module.__dict__[_BASE_COPY]
+        for path, module in canonical_named_modules(model)
+        if _BASE_COPY in module.__dict__
+    }
+
+
 def _adapted(model: nn.Module) -> list[tuple[str, LoRAMixin]]:
     seen: set[int] = set()
     found: list[tuple[str, LoRAMixin]] = []

@@ -3,14 +3,14 @@
 No pickle is written or read. Knows plans and adapters; nothing of data, recipes or the training loop.
 """
 
-from frostline.checkpoint.adapter_file import AdapterFile, load_adapter_tensors, read_adapter, write_adapter
+from frostline.checkpoint.adapter_file import AdapterFile, read_adapter, write_adapter
 from frostline.checkpoint.fingerprint import BaseIdentity, fingerprint_files, fingerprint_model
 from frostline.checkpoint.load import LoadedState, load_checkpoint
 from frostline.checkpoint.manifest import Manifest
 from frostline.checkpoint.peft_layout import PeftLayout, plan_layout
 from frostline.checkpoint.run_folder import RunFolder
 from frostline.checkpoint.save import save_checkpoint
-from frostline.checkpoint.trained_part import load_trained, save_trained
+from frostline.checkpoint.trained_part import save_trained
 
 __all__ = [
     "AdapterFile",
@@ -21,9 +21,7 @@ __all__ = [
     "RunFolder",
     "fingerprint_files",
     "fingerprint_model",
-    "load_adapter_tensors",
     "load_checkpoint",
-    "load_trained",
     "plan_layout",
     "read_adapter",
     "save_checkpoint",

@@ -7,19 +7,21 @@ they belong to. Knows nothing of optimizers or run folders.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from frostline.checkpoint.atomic import write_file
+from frostline.checkpoint.atomic import standing, write_file
 from frostline.checkpoint.fingerprint import BaseIdentity
+from frostline.checkpoint.json_file import read_json
 from frostline.checkpoint.peft_layout import PeftLayout, only_adapter, peft_key, plan_layout, trained_paths
 from frostline.checkpoint.peft_matching import PREFIX
-from frostline.checkpoint.tensor_file import PICKLED, put_tensors, read_tensors, values_of, write_tensors
+from frostline.checkpoint.tensor_file import PICKLED, read_tensors, require_fit, values_of, write_tensors
 from frostline.errors import CheckpointError
 from frostline.trainability import TrainabilityPlan
 
@@ -103,10 +105,12 @@ def read_adapter(directory: str | Path) -> AdapterFile:
     """Read a folder in peft's layout, written by Frostline or by peft.
 
     Raises:
-        CheckpointError: a file is missing, damaged or a pickle; the method is not LoRA; keys in another layout.
+        CheckpointError: a file is missing, damaged or a pickle; the method is not LoRA, or has a rank, alpha or dropout
+            that is none; keys in another layout.
     """
-    directory = Path(directory)
-    config = _read_json(directory / CONFIG)
+    directory = standing(Path(directory))
+    _require_config(directory / CONFIG)
+    config = read_json(directory / CONFIG, _parse_config)
     if config.get("peft_type") != "LORA":
         raise CheckpointError(
             f"the adapter's peft_type is {config.get('peft_type')!r}",
@@ -125,12 +129,11 @@ def read_adapter(directory: str | Path) -> AdapterFile:
             possible=f"names that begin with {PREFIX}",
             fix="save it again with peft or frostline",
         )
-    own = _read_json(directory / OWN) if (directory / OWN).is_file() else {}
-    base = BaseIdentity.from_dict(own["base"]) if "base" in own else None
-    return AdapterFile(directory, config, tensors, base, own.get("plan_digest"))
+    base, plan_digest = read_json(directory / OWN, _parse_own) if (directory / OWN).is_file() else (None, None)
+    return AdapterFile(directory, config, tensors, base, plan_digest)
 
 
-def load_adapter_tensors(
+def match_adapter(
     model: torch.nn.Module,
     plan: TrainabilityPlan,
     file: AdapterFile,
@@ -138,8 +141,8 @@ def load_adapter_tensors(
     adapter: str | None = None,
     elsewhere: frozenset[str] = frozenset(),
     allow_plan_change: bool = False,
-) -> int:
-    """Put the tensors of `file` into `model`, whose adapters are injected; all or none. Returns their number.
+) -> dict[str, Tensor]:
+    """The tensors of `file` by canonical path of `model`, whose adapters are injected. Changes nothing.
 
     Args:
         adapter: name of the adapter in the model, needed where it has several. The file carries no name.
@@ -173,8 +176,9 @@ def load_adapter_tensors(
             possible="exactly the adapters and the trained parameters of the plan",
             fix="use the freeze_config and peft block that the adapter was trained with",
         )
-    put_tensors(model, {by_key[key]: tensor for key, tensor in file.tensors.items()}, where=file.directory / WEIGHTS)
-    return len(file.tensors)
+    tensors = {by_key[key]: tensor for key, tensor in file.tensors.items()}
+    require_fit(model, tensors, where=file.directory / WEIGHTS)
+    return tensors
 
 
 def _check_rank(layout: PeftLayout, values: Mapping[str, Tensor]) -> None:
@@ -192,24 +196,42 @@ def _check_rank(layout: PeftLayout, values: Mapping[str, Tensor]) -> None:
                 )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError("no mapping at the top")
-        return cast("dict[str, Any]", values)
-    except FileNotFoundError:
-        there = [item.name for item in path.parent.glob("*") if item.suffix in (*PICKLED, ".safetensors")]
-        raise CheckpointError(
-            f"there is no adapter here: {path.name} is missing",
-            where=path.parent,
-            possible=f"a folder with {CONFIG} and {WEIGHTS}" + (f" (found {', '.join(there)})" if there else ""),
-            fix="give the folder of an adapter, as RUN/adapter",
-        ) from None
-    except ValueError as error:
-        raise CheckpointError(
-            f"{path.name} is damaged: {error}",
-            where=path,
-            possible="JSON as peft or frostline writes it",
-            fix="restore the file, or use another checkpoint",
-        ) from None
+def _require_config(path: Path) -> None:
+    if path.is_file():
+        return
+    there = [item.name for item in path.parent.glob("*") if item.suffix in (*PICKLED, ".safetensors")]
+    raise CheckpointError(
+        f"there is no adapter here: {path.name} is missing",
+        where=path.parent,
+        possible=f"a folder with {CONFIG} and {WEIGHTS}" + (f" (found {', '.join(there)})" if there else ""),
+        fix="give the folder of an adapter, as RUN/adapter",
+    )
+
+
+def _parse_config(config: dict[str, Any]) -> dict[str, Any]:
+    """`config`, after the values that the adapter is computed with were seen."""
+    if config.get("peft_type") != "LORA":
+        return config  # refused by name
+    for key in ("r", "lora_alpha", "lora_dropout", "use_rslora"):
+        if key not in config and key in ("r", "lora_alpha"):
+            raise ValueError(f"it has no {key}")
+        if key in config and not _is_possible(key, config[key]):
+            raise ValueError(f"{key} is {config[key]!r}")
+    return config
+
+
+def _is_possible(key: str, value: Any) -> bool:
+    if key == "use_rslora":
+        return isinstance(value, bool)
+    if key == "r":
+        return type(value) is int and value >= 1
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return 0 < value < math.inf if key == "lora_alpha" else 0 <= value < 1
+
+
+def _parse_own(own: dict[str, Any]) -> tuple[BaseIdentity, str | None]:
+    digest = own.get("plan_digest")
+    if digest is not None and not isinstance(digest, str):
+        raise ValueError(f"plan_digest is {digest!r}")
+    return BaseIdentity.from_dict(own["base"]), digest

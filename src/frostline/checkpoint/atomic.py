@@ -10,11 +10,12 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from frostline.errors import CheckpointError
 
+_REPLACED = ".tmp-replaced-"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # safetensors reports an operating system error only as text.
 _FULL_TEXT = tuple(text for number in _FULL for text in (f"os error {number})", f"code: {number},"))
@@ -72,8 +73,8 @@ def write_file(path: Path, content: str | bytes) -> None:
 def publish_directory(aside: Path, final: Path) -> None:
     """Make the finished folder `aside` appear as `final`; both lie in the same parent.
 
-    A folder already called `final` is first moved to `replaced_name(final)`. `recover_replaced` puts it back if a kill
-    comes between the two renames.
+    A folder already called `final` is first moved to `replaced_name(final)`. If a kill comes between the two renames,
+    `recover_replaced` puts it back and `standing` finds it.
 
     Raises:
         CheckpointError: the disk is full or the folder cannot be written.
@@ -93,16 +94,58 @@ def publish_directory(aside: Path, final: Path) -> None:
 
 def replaced_name(final: Path) -> Path:
     """Where `publish_directory` keeps the folder that it is replacing."""
-    return final.with_name(f".tmp-replaced-{final.name}")
+    return final.with_name(f"{_REPLACED}{final.name}")
 
 
 def recover_replaced(parent: Path) -> None:
-    """Undo the half of a `publish_directory` that a kill interrupted between its two renames."""
-    prefix = ".tmp-replaced-"
-    for old in parent.glob(f"{prefix}*"):
-        final = old.with_name(old.name.removeprefix(prefix))
-        if not final.exists():
-            os.rename(old, final)
+    """Undo the half of every `publish_directory` in `parent` that a kill interrupted between its two renames."""
+    for old in parent.glob(f"{_REPLACED}*"):
+        _put_back(old.with_name(old.name.removeprefix(_REPLACED)))
+
+
+def standing(final: Path) -> Path:
+    """Where to read what was published as `final`: there, or aside where a kill came between the two renames.
+
+    Reading changes nothing, so the folder is not put back; the next `publishing` does that.
+    """
+    if os.path.lexists(final):  # first: "." has no name to put another beside
+        return final
+    old = replaced_name(final)
+    return old if os.path.isdir(old) else final
+
+
+@contextmanager
+def publishing(final: Path) -> Iterator[Path]:
+    """A new folder to write into, which appears as `final` when the block ends without an error.
+
+    What lay at `final` is replaced. There is a moment between two renames with nothing at `final`; a kill in it loses
+    nothing, see `standing`. After an error nothing is left behind, and folders made on the way are gone again.
+
+    Raises:
+        CheckpointError: the disk is full or the folder cannot be written.
+    """
+    with disk_errors(final):
+        created = [folder for folder in final.parents if not folder.exists()]
+        aside = final.with_name(f".tmp-{final.name}-{os.getpid()}")
+        try:
+            _put_back(final)
+            if aside.exists():  # of a process with this number that was killed; containers count from 1 again
+                shutil.rmtree(aside)
+            aside.mkdir(parents=True)
+            yield aside
+            publish_directory(aside, final)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            for folder in created:
+                with suppress(OSError):  # never made, or somebody else's by now
+                    folder.rmdir()
+            raise
+
+
+def _put_back(final: Path) -> None:
+    old = replaced_name(final)
+    if old.exists() and not os.path.lexists(final):
+        os.rename(old, final)
 
 
 def replace_link(link: Path, target: str) -> None:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import torch
 
+from frostline.checkpoint.safetensors_header import StoredTensor, read_header
 from frostline.errors import CheckpointError
 from frostline.tree import canonical_named_parameters
 
 _BLOCK_BYTES = 16 * 1024
 _NUM_BLOCKS = 8
-_MAX_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -50,17 +49,41 @@ class BaseIdentity:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> BaseIdentity:
-        """Back from `to_dict`; keys of later versions are left out."""
-        known = cls.__dataclass_fields__
-        return cls(**{key: value for key, value in values.items() if key in known})
+    def from_dict(cls, values: Any) -> BaseIdentity:
+        """Back from `to_dict`; keys of later versions are left out.
+
+        Raises:
+            ValueError: that did not come from `to_dict`.
+        """
+        if not isinstance(values, dict):
+            raise ValueError(f"base is {values!r}")
+        entries = cast("dict[str, Any]", values)
+        known = {key: value for key, value in entries.items() if key in cls.__dataclass_fields__}
+        for key, value in known.items():
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"base: {key} is {value!r}")
+        return cls(**known)
+
+    @property
+    def fingerprint_kind(self) -> str | None:
+        """What the fingerprint was made of: `sampled` or `full` of files, `model-sampled` or `model-full` of values."""
+        return None if self.fingerprint is None else self.fingerprint.rpartition(":")[0]
 
     def check_same(self, given: BaseIdentity, *, where: object) -> None:
         """Raise unless `given` (the base in memory) is the one that `self` (in the checkpoint) names.
 
         Raises:
-            CheckpointError: other weights, or another quantization.
+            CheckpointError: other weights, another quantization, or fingerprints of two kinds, which tell nothing.
         """
+        kinds = self.fingerprint_kind, given.fingerprint_kind
+        if None not in kinds and kinds[0] != kinds[1]:
+            raise CheckpointError(
+                f"the base cannot be compared: the checkpoint knows it by a fingerprint of the kind {kinds[0]}, "
+                f"the one given is of the kind {kinds[1]}",
+                where=where,
+                possible="sampled and full are of the weight files, model-sampled and model-full of values in memory",
+                fix=f"give a fingerprint of the kind {kinds[0]}",
+            )
         for attribute, meaning in (("fingerprint", "other weights"), ("quantization", "another quantization")):
             mine, theirs = getattr(self, attribute), getattr(given, attribute)
             if mine != theirs and (attribute == "quantization" or None not in (mine, theirs)):
@@ -103,20 +126,27 @@ def fingerprint_files(paths: Iterable[Path], *, full: bool = False) -> str:
     for path in paths:
         with open(path, "rb") as stream:
             if path.suffix == ".safetensors":
-                digests += [_hash_tensor(stream, tensor, full) for tensor in _safetensors_tensors(stream, path)]
+                digests += [_hash_tensor(stream, tensor, full) for tensor in _tensors_of(path)]
             else:
                 size = path.stat().st_size
-                digests.append(_hash_tensor(stream, _StoredTensor(f"file of {size} bytes", "", (), 0, size), full))
+                digests.append(_hash_tensor(stream, StoredTensor(f"file of {size} bytes", "", (), 0, size), full))
     return _combine("full" if full else "sampled", digests)
 
 
-def fingerprint_model(model: torch.nn.Module, paths: Iterable[str] | None = None, *, full: bool = False) -> str:
+def fingerprint_model(
+    model: torch.nn.Module,
+    paths: Iterable[str] | None = None,
+    *,
+    full: bool = False,
+    instead: Mapping[str, torch.Tensor] | None = None,
+) -> str:
     """Hash of parameters in memory, for a base that was handed in as an object.
 
     Args:
         model: on any device but meta.
         paths: canonical paths of the base's parameters (without new ones and adapters); None takes all.
         full: hash every byte instead of sampled blocks.
+        instead: values by path that stand for those in the model, such as weights that a merge has put aside.
 
     Raises:
         CheckpointError: a parameter has no values (meta device), or a path is not in the model.
@@ -131,7 +161,7 @@ def fingerprint_model(model: torch.nn.Module, paths: Iterable[str] | None = None
                 possible=f"{len(parameters)} parameters, {next(iter(parameters), None)} among them",
                 fix="give paths of this model",
             )
-        tensor = parameters[path].detach()
+        tensor = (instead or {}).get(path, parameters[path]).detach()
         if tensor.is_meta:
             raise CheckpointError(
                 f"cannot fingerprint {path!r}: it has no values yet (meta device)",
@@ -147,30 +177,10 @@ def fingerprint_model(model: torch.nn.Module, paths: Iterable[str] | None = None
     return _combine("model-full" if full else "model-sampled", digests)
 
 
-@dataclass(frozen=True)
-class _StoredTensor:
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-def _safetensors_tensors(stream: BinaryIO, path: Path) -> Iterator[_StoredTensor]:
-    size = path.stat().st_size
-    prefix = stream.read(8)
-    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+def _tensors_of(path: Path) -> list[StoredTensor]:
     try:
-        if length > min(size - 8, _MAX_HEADER_BYTES):
-            raise ValueError("no header")
-        header = cast("dict[str, Any]", json.loads(stream.read(length)))
-        header.pop("__metadata__", None)
-        for name, entry in header.items():
-            start, stop = entry["data_offsets"]
-            if 8 + length + stop > size:
-                raise ValueError(f"{name} is cut off")
-            yield _StoredTensor(name, entry["dtype"], tuple(entry["shape"]), 8 + length + start, 8 + length + stop)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return read_header(path)
+    except ValueError as error:
         raise CheckpointError(
             f"{path.name} is not a whole safetensors file: {error}",
             where=path,
@@ -179,7 +189,7 @@ def _safetensors_tensors(stream: BinaryIO, path: Path) -> Iterator[_StoredTensor
         ) from None
 
 
-def _hash_tensor(stream: BinaryIO, tensor: _StoredTensor, full: bool) -> bytes:
+def _hash_tensor(stream: BinaryIO, tensor: StoredTensor, full: bool) -> bytes:
     digest = hashlib.sha256(json.dumps([tensor.name, tensor.dtype, list(tensor.shape)]).encode())
     for start, stop in _blocks(tensor.stop - tensor.start, full):
         stream.seek(tensor.start + start)

@@ -1,33 +1,34 @@
 """Reads one checkpoint back into a model and, to resume, into an optimizer and the random generators.
 
-Everything is checked before anything is changed, the files' hashes first. Knows nothing of the loop that calls it.
+Everything is read and checked before anything is changed, the files' hashes first. Knows nothing of the loop that
+calls it.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
-from frostline.adapters import adapters_of
-from frostline.checkpoint.adapter_file import load_adapter_tensors, read_adapter
+from frostline.adapters import adapters_of, differences_of, parse_method
+from frostline.checkpoint.adapter_file import match_adapter, read_adapter
 from frostline.checkpoint.fingerprint import BaseIdentity
+from frostline.checkpoint.json_file import read_json
+from frostline.checkpoint.manifest import FILE_NAME as MANIFEST
 from frostline.checkpoint.manifest import Manifest
-from frostline.checkpoint.optimizer_state import load_optimizer, load_random_state
+from frostline.checkpoint.optimizer_state import read_optimizer
 from frostline.checkpoint.peft_layout import trained_paths
 from frostline.checkpoint.plan_record import PLAN_FILE, differences, read_plan_record
+from frostline.checkpoint.random_state import read_random_state
 from frostline.checkpoint.save import PROGRESS
-from frostline.checkpoint.tensor_file import read_tensors
-from frostline.checkpoint.trained_part import WEIGHTS as TRAINED_WEIGHTS
-from frostline.checkpoint.trained_part import load_trained
-from frostline.errors import CheckpointError
+from frostline.checkpoint.tensor_file import put_tensors
+from frostline.checkpoint.trained_part import match_trained, read_trained
+from frostline.errors import CheckpointError, ConfigError
 from frostline.trainability import TrainabilityPlan
-
-# Of a method's config: where it was injected is in the plan, how it was drawn does not matter any more.
-_FREE_KEYS = frozenset({"target_modules", "exclude_modules", "seed", "dtype"})
 
 
 @dataclass(frozen=True)
@@ -83,26 +84,32 @@ def load_checkpoint(
         )
     _require_same_method(path, manifest, model)
     manifest.verify_files(path, ("",) if optimizer is not None else ("adapter/", "trained/"))
-    _load_trained_part(path, model, plan, allow_plan_change)
+    tensors = _match_trained_part(path, model, plan, allow_plan_change)
+    changes_of_state: list[Callable[[], None]] = []
     if optimizer is not None:
-        load_optimizer(
-            optimizer,
-            model,
-            path / "state",
-            without_state=manifest.without_state,
-            allow_plan_change=allow_plan_change,
-        )
-        load_random_state(path / "state")
-    try:
-        state = cast("dict[str, Any]", json.loads((path / "state" / PROGRESS).read_text(encoding="utf-8")))
-        return LoadedState(manifest.step, state["progress"], state["scheduler"], manifest, tuple(changes))
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"{PROGRESS} cannot be read: {error}",
-            where=path / "state",
-            possible="JSON as the run wrote it",
-            fix="use another checkpoint of the run",
-        ) from None
+        changes_of_state = [
+            read_optimizer(
+                optimizer,
+                model,
+                path / "state",
+                without_state=manifest.without_state,
+                allow_plan_change=allow_plan_change,
+            ),
+            read_random_state(path / "state"),
+        ]
+    progress, scheduler = read_json(
+        path / "state" / PROGRESS, lambda state: (_mapping(state["progress"]), _mapping(state["scheduler"]))
+    )
+    put_tensors(model, tensors)
+    for change in changes_of_state:
+        change()
+    return LoadedState(manifest.step, progress, scheduler, manifest, tuple(changes))
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r} is no mapping")
+    return cast("dict[str, Any]", value)
 
 
 def _plan_changes(path: Path, manifest: Manifest, plan: TrainabilityPlan) -> list[str]:
@@ -116,12 +123,17 @@ def _require_same_method(path: Path, manifest: Manifest, model: torch.nn.Module)
     adapters = adapters_of(model)
     if manifest.method is None or not adapters:
         return  # one side has no adapter: the trained part will say so
-    now = adapters.get(manifest.adapter or "", next(iter(adapters.values()))).method.to_config()
-    differing = [
-        f"{key}: {then} in the checkpoint, {now.get(key)} now"
-        for key, then in manifest.method.items()
-        if key not in _FREE_KEYS and now.get(key) != then
-    ]
+    now = adapters.get(manifest.adapter or "", next(iter(adapters.values()))).method
+    try:
+        then = parse_method(manifest.method)
+    except ConfigError as error:
+        raise CheckpointError(
+            f"the method of the checkpoint cannot be read: {error.problems[0].what}",
+            where=path / MANIFEST,
+            possible=error.problems[0].possible or "a method that is installed",
+            fix="install what the run was trained with, or use another checkpoint",
+        ) from None
+    differing = [f"{key}: {saved} in the checkpoint, {held} now" for key, saved, held in differences_of(then, now)]
     if differing:
         raise CheckpointError(
             f"the adapter of the checkpoint computes with other settings: {', '.join(differing)}",
@@ -131,7 +143,10 @@ def _require_same_method(path: Path, manifest: Manifest, model: torch.nn.Module)
         )
 
 
-def _load_trained_part(path: Path, model: torch.nn.Module, plan: TrainabilityPlan, allow_plan_change: bool) -> None:
+def _match_trained_part(
+    path: Path, model: torch.nn.Module, plan: TrainabilityPlan, allow_plan_change: bool
+) -> dict[str, Tensor]:
+    """What `adapter/` and `trained/` hold, by canonical path of `model`, after it was found to fit."""
     has_adapter, has_trained = (path / "adapter").is_dir(), (path / "trained").is_dir()
     if has_adapter != bool(adapters_of(model)):
         raise CheckpointError(
@@ -142,12 +157,13 @@ def _load_trained_part(path: Path, model: torch.nn.Module, plan: TrainabilityPla
             fix="use the peft block of the run's config",
             possible="a model with adapters exactly where the run had them",
         )
-    if has_adapter:
-        beside = frozenset(read_tensors(path / "trained" / TRAINED_WEIGHTS)) if has_trained else frozenset[str]()
-        file = read_adapter(path / "adapter")
-        load_adapter_tensors(model, plan, file, elsewhere=beside, allow_plan_change=allow_plan_change)
-        if has_trained:
-            inside = set(trained_paths(model, plan)) - beside
-            load_trained(model, path / "trained", plan=plan, elsewhere=inside, allow_plan_change=allow_plan_change)
-    else:
-        load_trained(model, path / "trained", plan=plan, allow_plan_change=allow_plan_change)
+    if not has_adapter:
+        return match_trained(model, read_trained(path / "trained"), plan=plan, allow_plan_change=allow_plan_change)
+    beside = read_trained(path / "trained") if has_trained else None
+    paths = frozenset(beside.tensors) if beside is not None else frozenset[str]()
+    file = read_adapter(path / "adapter")
+    tensors = match_adapter(model, plan, file, elsewhere=paths, allow_plan_change=allow_plan_change)
+    if beside is not None:
+        inside = set(trained_paths(model, plan)) - paths
+        tensors |= match_trained(model, beside, plan=plan, elsewhere=inside, allow_plan_change=allow_plan_change)
+    return tensors

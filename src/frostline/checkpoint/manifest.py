@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from frostline.checkpoint.atomic import write_file
 from frostline.checkpoint.fingerprint import BaseIdentity
+from frostline.checkpoint.json_file import read_json
 from frostline.errors import CheckpointError
 
 FILE_NAME = "manifest.json"
@@ -72,8 +73,15 @@ class Manifest:
             CheckpointError: no manifest (not a complete checkpoint), unreadable, or of a later format.
         """
         path = directory / FILE_NAME
-        try:
-            values = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+        if not path.is_file():
+            raise CheckpointError(
+                f"{directory.name} is not a complete checkpoint: it has no {FILE_NAME}",
+                where=directory,
+                possible="a folder checkpoints/step-N of a run",
+                fix="name a folder that has one",
+            )
+
+        def parse(values: dict[str, Any]) -> Manifest:
             version = values["format_version"]
             if version > FORMAT_VERSION:
                 raise CheckpointError(
@@ -87,20 +95,8 @@ class Manifest:
             values["without_state"] = tuple(values["without_state"])
             values["notes"] = tuple(values["notes"])
             return cls(**{key: value for key, value in values.items() if key in cls.__dataclass_fields__})
-        except FileNotFoundError:
-            raise CheckpointError(
-                f"{directory.name} is not a complete checkpoint: it has no {FILE_NAME}",
-                where=directory,
-                possible="a folder checkpoints/step-N of a run",
-                fix="name a folder that has one",
-            ) from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                f"{FILE_NAME} is damaged ({type(error).__name__}: {error})",
-                where=path,
-                fix="use another checkpoint",
-                possible="JSON as the run wrote it",
-            ) from None
+
+        return read_json(path, parse)
 
     def verify_files(self, directory: Path, below: tuple[str, ...] = ("",)) -> None:
         """Raise unless the files in `directory` are byte for byte those that were written.

@@ -1,4 +1,4 @@
-"""Optimizer state by parameter name, and the state of the random generators, without pickle.
+"""Optimizer state by parameter name, without pickle.
 
 Tensors go through `torch.distributed.checkpoint`'s Hugging Face safetensors storage, everything else is JSON. Knows
 nothing of plans or run folders.
@@ -6,12 +6,9 @@ nothing of plans or run folders.
 
 from __future__ import annotations
 
-import base64
-import importlib.util
 import json
-import random
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -20,12 +17,12 @@ import torch
 from torch import Tensor
 
 from frostline.checkpoint.atomic import disk_errors, write_file
+from frostline.checkpoint.json_file import read_json
 from frostline.errors import CheckpointError
 from frostline.tree import canonical_named_parameters
 
 _TENSORS = "optimizer"
 _JSON = "optimizer.json"
-_RANDOM = "random.json"
 
 
 def save_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, directory: Path) -> tuple[str, ...]:
@@ -68,17 +65,17 @@ def save_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, dir
     return tuple(sorted(path for path in paths.values() if path not in state))
 
 
-def load_optimizer(
+def read_optimizer(
     optimizer: torch.optim.Optimizer,
     model: torch.nn.Module,
     directory: Path,
     *,
     without_state: Iterable[str] = (),
     allow_plan_change: bool = False,
-) -> None:
-    """Put the state saved in `directory` into `optimizer`, options of its groups (rates, betas) included.
+) -> Callable[[], None]:
+    """What puts the state saved in `directory` into `optimizer`, options of its groups included, once it is called.
 
-    Nothing is changed unless everything fits.
+    All is read and found to fit before it returns.
 
     Args:
         optimizer: of the same class, over the same parameters in the same groups.
@@ -89,7 +86,7 @@ def load_optimizer(
     Raises:
         CheckpointError: names every parameter whose state is missing or unexpected or has the wrong shape.
     """
-    record = _read_json(directory / _JSON)
+    record = read_json(directory / _JSON, _parse_record)
     where = directory / _JSON
     if record["class"] != type(optimizer).__name__:
         raise CheckpointError(
@@ -133,7 +130,7 @@ def load_optimizer(
             on_device = group_of[parameter].get("capturable") or group_of[parameter].get("fused")
             values["step"] = step.to(parameter.device if on_device else "cpu")
         for key, value in values.items():
-            if isinstance(value, Tensor) and key.startswith("exp_avg") and value.shape != parameter.shape:
+            if isinstance(value, Tensor) and tuple(value.shape) not in _possible_shapes(key, parameter):
                 faults.append(f"{path}: {key} has shape {list(value.shape)}, the parameter {list(parameter.shape)}")
         fresh[parameter] = values
     if faults:
@@ -143,47 +140,42 @@ def load_optimizer(
             possible="one state for each parameter that trains",
             fix="use the config of the run, or start a new run folder",
         )
-    optimizer.state.clear()
-    optimizer.state.update(fresh)
-    if same_groups:
-        for group, saved in zip(optimizer.param_groups, record["groups"], strict=True):
-            for key, value in saved["options"].items():
-                group[key] = _decode(value, tensors, torch.device("cpu"), where)
+    options = [
+        {key: _decode(value, tensors, torch.device("cpu"), where) for key, value in group["options"].items()}
+        for group in record["groups"]
+    ]
+
+    def apply() -> None:
+        optimizer.state.clear()
+        optimizer.state.update(fresh)
+        if same_groups:
+            for group, saved in zip(optimizer.param_groups, options, strict=True):
+                group.update(saved)
+
+    return apply
 
 
-def save_random_state(directory: Path) -> None:
-    """Write the states of the generators of python, numpy and torch (CPU, and CUDA where it is in use)."""
-    version, words, gauss = random.getstate()
-    states: dict[str, Any] = {
-        "python": [version, list(words), gauss],
-        "torch": _to_text(torch.get_rng_state()),
-        "cuda": [_to_text(item) for item in torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else [],
-    }
-    if importlib.util.find_spec("numpy") is not None:
-        import numpy
-
-        name, keys, position, has_gauss, cached = numpy.random.get_state(legacy=True)
-        states["numpy"] = [name, [int(key) for key in keys], int(position), int(has_gauss), float(cached)]
-    write_file(directory / _RANDOM, json.dumps(states))
+def _parse_record(record: dict[str, Any]) -> dict[str, Any]:
+    """`record`, after the shape that reading relies on was seen; raises as `read_json` wants it."""
+    for group in record["groups"]:
+        if not isinstance(group["params"], list) or not isinstance(group["options"], dict):
+            raise ValueError(f"groups: {group!r}")
+    for path, values in record["state"].items():
+        if not isinstance(values, dict):
+            raise ValueError(f"state: {path}")
+    if not isinstance(record["class"], str) or not isinstance(record["num_tensors"], int):
+        raise ValueError("class or num_tensors")
+    return record
 
 
-def load_random_state(directory: Path) -> None:
-    """Set the generators as `save_random_state` found them.
-
-    Raises:
-        CheckpointError: the file is missing or damaged.
-    """
-    states = _read_json(directory / _RANDOM)
-    version, words, gauss = states["python"]
-    random.setstate((version, tuple(words), gauss))
-    torch.set_rng_state(_from_text(states["torch"]))
-    if "numpy" in states and importlib.util.find_spec("numpy") is not None:
-        import numpy
-
-        name, keys, *rest = states["numpy"]
-        numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
-    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([_from_text(item) for item in states["cuda"]])
+def _possible_shapes(key: str, parameter: Tensor) -> tuple[tuple[int, ...], ...]:
+    """Shapes that the state `key` of `parameter` can have: the parameter's, or none (a step, a running product)."""
+    shape = tuple(parameter.shape)
+    if key == "row_var":  # the two factors of Adafactor
+        return ((*shape[:-1], 1),)
+    if key == "col_var":
+        return ((*shape[:-2], 1, *shape[-1:]),)
+    return ((), shape)
 
 
 def _paths_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[Tensor, str]:
@@ -281,30 +273,6 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         yield
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path.name} is missing", where=path, fix="use another checkpoint", possible="the files that the run wrote"
-        ) from None
-    except ValueError as error:
-        raise CheckpointError(
-            f"{path.name} is damaged: {error}",
-            where=path,
-            fix="use another checkpoint",
-            possible="JSON as the run wrote it",
-        ) from None
-
-
-def _to_text(state: Tensor) -> str:
-    return base64.b64encode(bytes(state.tolist())).decode()
-
-
-def _from_text(text: str) -> Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
 
 
 def _listed(faults: list[str], limit: int = 8) -> str:

@@ -182,7 +182,7 @@ def plan_layout(
         "peft_type": "LORA",
         "task_type": task_type,
         "r": method.rank,
-        "lora_alpha": _plain_number(method.alpha if method.alpha is not None else 2 * method.rank),
+        "lora_alpha": _plain_number(method.resolved_alpha),
         "lora_dropout": method.dropout,
         "use_rslora": method.use_rslora,
         "target_modules": target_modules_for(targets, set(first_names.values())),

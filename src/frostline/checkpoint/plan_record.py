@@ -5,11 +5,10 @@ Knows plans; compares, never resolves.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from frostline.errors import CheckpointError
+from frostline.checkpoint.json_file import read_json
 from frostline.trainability import TrainabilityPlan
 
 PLAN_FILE = "plan.json"
@@ -31,18 +30,16 @@ def read_plan_record(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: missing or damaged.
     """
-    try:
-        record = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
-        if not {"trained", "digest", "num_parameters"} <= record.keys():
-            raise ValueError("it is not a plan")
-        return record
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path.name} cannot be read: {error}",
-            where=path,
-            possible="JSON as the run wrote it",
-            fix="use another checkpoint of the run",
-        ) from None
+    return read_json(path, _parse)
+
+
+def _parse(record: dict[str, Any]) -> dict[str, Any]:
+    if not {"digest", "num_parameters"} <= record.keys():
+        raise ValueError("it is not a plan")
+    for path, entry in record["trained"].items():
+        if not {"shape", "rule"} <= entry.keys():
+            raise ValueError(f"trained: {path}")
+    return record
 
 
 def differences(saved: dict[str, Any], plan: TrainabilityPlan) -> list[str]:

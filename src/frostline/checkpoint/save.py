@@ -19,8 +19,9 @@ from frostline.checkpoint.adapter_file import write_adapter
 from frostline.checkpoint.atomic import disk_errors, publish_directory, write_file
 from frostline.checkpoint.fingerprint import BaseIdentity
 from frostline.checkpoint.manifest import Manifest, describe_files
-from frostline.checkpoint.optimizer_state import save_optimizer, save_random_state
+from frostline.checkpoint.optimizer_state import save_optimizer
 from frostline.checkpoint.plan_record import PLAN_FILE, plan_record
+from frostline.checkpoint.random_state import save_random_state
 from frostline.checkpoint.run_folder import RunFolder
 from frostline.checkpoint.trained_part import save_trained
 from frostline.errors import CheckpointError

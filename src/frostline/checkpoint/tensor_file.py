@@ -51,7 +51,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], shown: Mapping[str,
         raise CheckpointError(
             "; ".join(faults[:8]) or "there is nothing to save: the trained part is empty",
             where=path,
-            fix="go on from the last good checkpoint" if faults else None,
+            fix="go on from the last good checkpoint"
+            if faults
+            else "let something train: thaw parameters in `freeze_config`, or give `peft`",
             possible="tensors with finite values",
         )
     # A clone of what shares memory with a larger tensor: safetensors writes whole storages only.
@@ -113,8 +115,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         ) from None
 
 
-def put_tensors(model: torch.nn.Module, tensors: Mapping[str, Tensor], *, where: Path) -> None:
-    """Copy `tensors` (by canonical path) into `model`, all or none; dtype and device stay the model's.
+def require_fit(model: torch.nn.Module, tensors: Mapping[str, Tensor], *, where: Path) -> None:
+    """Raise unless `put_tensors` can copy `tensors` (by canonical path) into `model`.
 
     Raises:
         CheckpointError: names every tensor that the model lacks, that has another shape or is not finite.
@@ -136,6 +138,11 @@ def put_tensors(model: torch.nn.Module, tensors: Mapping[str, Tensor], *, where:
             fix="load it into the model, with the adapters, that it was trained on",
             possible="tensors with the names and shapes of the model, all values finite",
         )
+
+
+def put_tensors(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy `tensors`, which `require_fit` has seen, into `model`; dtype and device stay the model's."""
+    values = values_of(model)
     with torch.no_grad():
         for path, tensor in tensors.items():
             values[path].copy_(tensor)

@@ -7,16 +7,19 @@ nothing of peft, optimizers or run folders.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from frostline.checkpoint.atomic import write_file
+from frostline.checkpoint.atomic import standing, write_file
 from frostline.checkpoint.fingerprint import BaseIdentity
+from frostline.checkpoint.json_file import read_json
 from frostline.checkpoint.peft_layout import trained_paths
-from frostline.checkpoint.tensor_file import put_tensors, read_tensors, values_of, write_tensors
+from frostline.checkpoint.tensor_file import read_tensors, require_fit, values_of, write_tensors
 from frostline.errors import CheckpointError
 from frostline.trainability import TrainabilityPlan
 
@@ -59,71 +62,73 @@ def save_trained(
     return tuple(paths)
 
 
-def load_trained(
-    model: torch.nn.Module,
-    directory: str | Path,
-    *,
-    plan: TrainabilityPlan | None = None,
-    base: BaseIdentity | None = None,
-    elsewhere: Collection[str] = (),
-    allow_plan_change: bool = False,
-) -> tuple[str, ...]:
-    """Put a trained part into `model`, all or none, and return the canonical paths that were loaded.
+@dataclass(frozen=True)
+class TrainedFile:
+    """A folder written by `save_trained`, as read.
 
-    Args:
-        plan: the file must hold exactly what this plan trains.
-        base: identity of the base in `model`; another one is refused.
-        elsewhere: paths that another file holds.
-        allow_plan_change: load what is there even if the plan trains something else.
+    Attributes:
+        directory: where it lies.
+        tensors: by canonical path, on the CPU.
+        base: base that it belongs to.
+    """
+
+    directory: Path
+    tensors: Mapping[str, Tensor]
+    base: BaseIdentity
+
+
+def read_trained(directory: str | Path) -> TrainedFile:
+    """Read a folder that `save_trained` wrote.
 
     Raises:
-        CheckpointError: a file is missing, damaged or a pickle; another base; names every tensor that is missing,
-            unexpected, of another shape or not finite.
+        CheckpointError: a file is missing, damaged or a pickle.
     """
-    directory = Path(directory)
+    directory = standing(Path(directory))
     tensors = read_tensors(directory / WEIGHTS)
-    record = _read_record(directory / RECORD)
-    if base is not None:
-        BaseIdentity.from_dict(record["base"]).check_same(base, where=directory)
-    if record["num_tensors"] != len(tensors):
+    base, num_tensors = read_json(directory / RECORD, _parse_record)
+    if num_tensors != len(tensors):
         raise CheckpointError(
-            f"{WEIGHTS} holds {len(tensors)} tensors, {RECORD} says {record['num_tensors']}",
+            f"{WEIGHTS} holds {len(tensors)} tensors, {RECORD} says {num_tensors}",
             where=directory,
             possible="the files of one and the same save",
             fix="use another checkpoint",
         )
+    return TrainedFile(directory, tensors, base)
+
+
+def match_trained(
+    model: torch.nn.Module,
+    file: TrainedFile,
+    *,
+    plan: TrainabilityPlan | None = None,
+    elsewhere: Collection[str] = (),
+    allow_plan_change: bool = False,
+) -> dict[str, Tensor]:
+    """The tensors of `file`, by canonical path of `model`, after they were found to fit. Changes nothing.
+
+    Args:
+        plan: the file must hold exactly what this plan trains.
+        elsewhere: paths that another file holds.
+        allow_plan_change: take what is there even if the plan trains something else.
+
+    Raises:
+        CheckpointError: names every tensor that is missing, unexpected, of another shape or not finite.
+    """
     if plan is not None and not allow_plan_change:
         wanted = set(trained_paths(model, plan)) - set(elsewhere)
-        faults = [f"missing {path}" for path in sorted(wanted - set(tensors))]
-        faults += [f"unexpected {path}" for path in sorted(set(tensors) - wanted)]
+        faults = [f"missing {path}" for path in sorted(wanted - set(file.tensors))]
+        faults += [f"unexpected {path}" for path in sorted(set(file.tensors) - wanted)]
         if faults:
             rest = f", and {len(faults) - 8} more" if len(faults) > 8 else ""
             raise CheckpointError(
                 "the trained part does not fit the plan: " + ", ".join(faults[:8]) + rest,
-                where=directory / WEIGHTS,
+                where=file.directory / WEIGHTS,
                 possible="exactly the parameters that the plan trains",
                 fix="use the freeze_config that it was trained with",
             )
-    put_tensors(model, tensors, where=directory / WEIGHTS)
-    return tuple(tensors)
+    require_fit(model, file.tensors, where=file.directory / WEIGHTS)
+    return dict(file.tensors)
 
 
-def _read_record(path: Path) -> dict[str, Any]:
-    try:
-        record = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
-        BaseIdentity.from_dict(record["base"])
-        return {"num_tensors": record["num_tensors"], "base": record["base"]}
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path.name} is missing",
-            where=path.parent,
-            fix="check the folder",
-            possible=f"a folder with {WEIGHTS} and {RECORD}",
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path.name} is damaged: {error}",
-            where=path,
-            possible="JSON as the run wrote it",
-            fix="use another checkpoint",
-        ) from None
+def _parse_record(record: dict[str, Any]) -> tuple[BaseIdentity, int]:
+    return BaseIdentity.from_dict(record["base"]), record["num_tensors"]

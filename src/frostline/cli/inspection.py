@@ -8,6 +8,7 @@ import torch
 
 from frostline.checkpoint import Manifest, RunFolder, read_adapter
 from frostline.checkpoint.adapter_file import WEIGHTS as ADAPTER_WEIGHTS
+from frostline.checkpoint.atomic import standing
 from frostline.checkpoint.manifest import FILE_NAME as MANIFEST
 from frostline.checkpoint.tensor_file import read_tensors
 from frostline.checkpoint.trained_part import RECORD
@@ -21,6 +22,7 @@ def describe(directory: Path, *, check: bool) -> str:
     Raises:
         CheckpointError: it is none of the three, or `check` found damage.
     """
+    directory = standing(directory)
     if (directory / "checkpoints").is_dir():
         return _describe_run(directory, check)
     if (directory / MANIFEST).is_file():
@@ -77,21 +79,15 @@ def _describe_checkpoint(directory: Path, check: bool) -> list[str]:
     if (directory / "trained").is_dir():
         lines += _describe_trained(directory / "trained", check)
     if check:
-        lines.append("check      every file is as written")
+        for file in sorted((directory / "state").rglob("*.safetensors")):
+            _describe_tensors("state", read_tensors(file), file, check)  # for its check
+        lines.append("check      every file is as written, every value of the optimizer's state is finite")
     return lines
 
 
 def _describe_adapter(directory: Path, check: bool) -> list[str]:
     file = read_adapter(directory)
     config = file.config
-    for key in ("r", "lora_alpha"):
-        if not isinstance(config.get(key), int | float):
-            raise CheckpointError(
-                f"adapter_config.json has no number {key}: {config.get(key)!r}",
-                where=directory / "adapter_config.json",
-                possible="the config of a LoRA adapter, as peft writes it",
-                fix="restore the file, or use another checkpoint",
-            )
     targets = ", ".join(file.targets[:3]) + (", ..." if len(file.targets) > 3 else "")
     return [
         f"adapter    LoRA rank {config['r']}, alpha {config['lora_alpha']}, dropout {config.get('lora_dropout', 0)}"

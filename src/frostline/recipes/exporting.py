@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +11,7 @@ import torch
 
 from frostline.adapters import adapters_of, merge
 from frostline.checkpoint import read_adapter
-from frostline.checkpoint.atomic import disk_errors, publish_directory
+from frostline.checkpoint.atomic import disk_errors, publishing
 from frostline.checkpoint.peft_layout import OTHERWISE
 from frostline.errors import CheckpointError, ConfigError
 from frostline.integrations.hf_models.startup import quiet_transformers
@@ -36,7 +34,6 @@ def export_run(
     directory = Path(directory)
     with disk_errors(directory):  # such as a name that is too long
         directory = directory.resolve()  # a link leads to the folder that is meant; `.` gets a name
-        created = [folder for folder in directory.parents if not folder.exists()]
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise CheckpointError(
             f"{directory} exists already",
@@ -46,20 +43,8 @@ def export_run(
         )
     run.manifest.verify_files(run.checkpoint, ("adapter/", "trained/"))
     write = {"peft": _write_peft, "merged": _write_merged}[target]
-    aside = directory.with_name(f".tmp-{directory.name}-{os.getpid()}")
-    with disk_errors(directory):
-        try:
-            aside.mkdir(parents=True)
-            write(run, aside, say)
-            if directory.exists():
-                directory.rmdir()
-            publish_directory(aside, directory)
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            for folder in created:
-                with suppress(OSError):  # never made, or somebody else's by now
-                    folder.rmdir()
-            raise
+    with publishing(directory) as aside:
+        write(run, aside, say)
     return directory
 
 

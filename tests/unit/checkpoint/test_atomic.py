@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from frostline.checkpoint.atomic import disk_errors, publish_directory, recover_replaced, replace_link, write_file
+from frostline.checkpoint.atomic import (
+    disk_errors,
+    publish_directory,
+    publishing,
+    recover_replaced,
+    replace_link,
+    replaced_name,
+    standing,
+    write_file,
+)
 from frostline.errors import CheckpointError
 
 
@@ -81,3 +90,41 @@ def test_links_move_in_one_step_and_never_replace_a_folder(tmp_path: Path) -> No
 def test_errors_that_are_not_about_the_disk_pass_through(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), disk_errors(tmp_path / "x"):
         _ = 1 // 0
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    final = tmp_path / "deep" / "er" / "final"
+
+    def fail() -> None:
+        with publishing(final) as folder:
+            (folder / "f").write_text("x")
+            assert not final.exists()
+            _ = 1 // 0
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not list(tmp_path.iterdir()), "folders made on the way are gone, too"
+    with publishing(final) as folder:
+        (folder / "f").write_text("x")
+    assert (final / "f").read_text() == "x"
+    assert [item.name for item in final.parent.iterdir()] == ["final"]
+
+
+def test_what_a_killed_process_of_the_same_number_left_is_not_in_the_way(tmp_path: Path) -> None:
+    stale = tmp_path / f".tmp-final-{os.getpid()}"
+    stale.mkdir()
+    (stale / "old").write_text("half")
+    with publishing(tmp_path / "final") as folder:
+        (folder / "f").write_text("x")
+    assert [item.name for item in (tmp_path / "final").iterdir()] == ["f"]
+
+
+def test_standing_is_aside_only_between_the_two_renames(tmp_path: Path) -> None:
+    final = tmp_path / "final"
+    assert standing(final) == final
+    assert standing(Path()) == Path()
+    assert standing(tmp_path / (300 * "x")) == tmp_path / (300 * "x")
+    replaced_name(final).mkdir()
+    assert standing(final) == replaced_name(final)
+    final.mkdir()
+    assert standing(final) == final

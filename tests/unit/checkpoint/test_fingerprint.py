@@ -98,3 +98,10 @@ def test_case_132_other_weights_of_the_same_shape_are_another_base() -> None:
         saved.check_same(BaseIdentity("org/b", None, "sampled:2", "float32"), where="x")
     with pytest.raises(CheckpointError, match="another quantization"):
         saved.check_same(BaseIdentity("org/a", None, "sampled:1", quantization="nf4"), where="x")
+
+
+def test_fingerprints_of_two_kinds_tell_nothing() -> None:
+    saved = BaseIdentity("org/a", fingerprint="sampled:1")
+    with pytest.raises(CheckpointError, match=r"cannot be compared: .*kind sampled, .*kind model-sampled(.|\n)*do:"):
+        saved.check_same(BaseIdentity("org/a", fingerprint="model-sampled:1"), where="x")
+    saved.check_same(BaseIdentity("org/b"), where="x")

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from frostline.checkpoint.optimizer_state import load_optimizer, load_random_state, save_optimizer, save_random_state
+from frostline.checkpoint.optimizer_state import read_optimizer, save_optimizer
+from frostline.checkpoint.random_state import read_random_state, save_random_state
 from frostline.errors import CheckpointError
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -25,6 +26,10 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=0.01),
     "tensor_lr": lambda parameters: torch.optim.AdamW(parameters, lr=torch.tensor(0.01), foreach=False),
 }
+
+
+def load_optimizer(*arguments: Any, **options: Any) -> None:
+    read_optimizer(*arguments, **options)()
 
 
 def net() -> nn.Module:
@@ -118,6 +123,34 @@ def test_other_groups_another_class_and_another_shape_are_refused(tmp_path: Path
         load_optimizer(torch.optim.AdamW(wider.parameters()), wider, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("momentum", ("momentum_buffer",)),
+        ("rmsprop", ("square_avg", "grad_avg")),
+        ("adagrad", ("sum",)),
+        ("adafactor", ("row_var", "col_var")),
+        ("adamw_amsgrad", ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")),
+    ],
+)
+def test_every_state_must_have_the_shape_of_its_parameter(name: str, keys: tuple[str, ...], tmp_path: Path) -> None:
+    model = net()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    step(model, optimizer, 1)
+    weight = model[0].weight
+    for key in keys:
+        right = optimizer.state[weight][key]
+        optimizer.state[weight][key] = torch.ones(3, 5)
+        folder = tmp_path / key
+        folder.mkdir()
+        save_optimizer(optimizer, model, folder)
+        optimizer.state[weight][key] = right
+        before = dict(optimizer.state[weight])
+        with pytest.raises(CheckpointError, match=rf"0\.weight: {key} has shape \[3, 5\], the parameter \[5, 3\]"):
+            load_optimizer(optimizer, model, folder)
+        assert optimizer.state[weight] == before
+
+
 def test_a_parameter_that_is_not_in_the_model_and_state_that_needs_pickle(tmp_path: Path) -> None:
     model = net()
     with pytest.raises(CheckpointError, match="1 parameters that are not in the model"):
@@ -132,9 +165,9 @@ def test_nested_state_and_scalars_of_every_kind_come_back(tmp_path: Path) -> Non
     model = net()
     optimizer = OPTIMIZERS["sgd"](model.parameters())
     value: dict[str, Any] = {
-        "flag": torch.tensor([True, False]),
+        "flag": torch.ones(5, 3, dtype=torch.bool),
         "step": torch.tensor(3.0),
-        "half": torch.ones(2, dtype=torch.bfloat16),
+        "half": torch.ones(5, 3, dtype=torch.bfloat16),
         "list": [1, 0.1, None, "x", (torch.tensor([7]), float("inf"))],
         "inner": {"a": torch.zeros(0, 2)},
     }
@@ -166,8 +199,11 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "optimizer.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"optimizer.json is damaged"):
         load_optimizer(optimizer, model, tmp_path)
+    (tmp_path / "optimizer.json").write_text('{"class": "AdamW"}')
+    with pytest.raises(CheckpointError, match=r"optimizer.json is damaged: it has no 'groups'"):
+        load_optimizer(optimizer, model, tmp_path)
     with pytest.raises(CheckpointError, match=r"random.json is missing"):
-        load_random_state(tmp_path)
+        read_random_state(tmp_path)
 
 
 def test_random_generators_go_on_where_they_were(tmp_path: Path) -> None:
@@ -178,5 +214,19 @@ def test_random_generators_go_on_where_they_were(tmp_path: Path) -> None:
     random.seed(9)
     numpy.random.seed(9)
     torch.manual_seed(9)
-    load_random_state(tmp_path)
+    read_random_state(tmp_path)()
     assert (random.random(), random.gauss(0, 1), float(numpy.random.rand()), torch.rand(3).tolist()) == first
+
+
+@pytest.mark.parametrize("generator", ["python", "torch", "numpy", "cuda"])
+def test_a_state_that_is_none_is_known_before_any_generator_moves(generator: str, tmp_path: Path) -> None:
+    save_random_state(tmp_path)
+    states = json.loads((tmp_path / "random.json").read_text())
+    states[generator] = ["x", "MTE=", 0]
+    (tmp_path / "random.json").write_text(json.dumps(states))
+    before = random.getstate(), torch.get_rng_state(), numpy.random.get_state()[1].tolist()  # type: ignore[index]
+    with pytest.raises(CheckpointError, match=r"random.json is damaged"):
+        read_random_state(tmp_path)
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert numpy.random.get_state()[1].tolist() == before[2]  # type: ignore[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import resource
@@ -17,9 +18,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from frostline.checkpoint import BaseIdentity, Manifest, RunFolder, load_checkpoint, save_checkpoint
+from frostline.checkpoint.manifest import describe_files
 from frostline.errors import CheckpointError
 
 BASE = BaseIdentity("org/tiny", None, "sampled:1", "float32")
@@ -221,6 +224,68 @@ def test_an_adapter_of_another_scaling_is_refused(tmp_path: Path, session: Calla
     replace(manifest, method={**manifest.method, "alpha": 99.0}).write(path)
     with pytest.raises(CheckpointError, match=r"computes with other settings: alpha: 99.0 in the checkpoint"):
         session().load(path)
+
+
+@pytest.mark.parametrize("alpha", [None, 4, 4.0])
+def test_an_alpha_left_out_is_equal_to_the_number_that_it_stands_for(
+    alpha: float | None, tmp_path: Path, session: Callable[..., Session]
+) -> None:
+    with RunFolder.open(tmp_path) as run:
+        path = session().save(run, 1)
+    session(**KINDS["adapter"], alpha=alpha).load(path)
+    with pytest.raises(CheckpointError, match=r"alpha: 4 in the checkpoint, 5 now"):
+        session(**KINDS["adapter"], alpha=5).load(path)
+
+
+def test_a_method_that_cannot_be_read(tmp_path: Path, session: Callable[..., Session]) -> None:
+    with RunFolder.open(tmp_path) as run:
+        path = session().save(run, 1)
+    replace(Manifest.read(path), method={"method": "of tomorrow"}).write(path)
+    with pytest.raises(CheckpointError, match=r"the method of the checkpoint cannot be read: .*of tomorrow"):
+        session().load(path)
+
+
+def rewrite(path: Path, name: str, content: dict[str, Any]) -> None:
+    """As a file that was written like that: its hash is right."""
+    (path / name).write_text(json.dumps(content))
+    replace(Manifest.read(path), files=describe_files(path)).write(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["optimizer", "random", "progress", "beside"])
+def test_nothing_is_changed_unless_all_fits(
+    fault: str, kind: str, tmp_path: Path, session: Callable[..., Session], train: Callable[..., Any]
+) -> None:
+    it = session(**KINDS[kind])
+    train(it.model.train(), it.optimizer, 2)
+    with RunFolder.open(tmp_path) as run:
+        path = it.save(run, 2)
+    if fault == "optimizer":
+        record = json.loads((path / "state/optimizer.json").read_text())
+        first = next(iter(record["state"].values()))
+        first["exp_avg"], first["step"] = first["step"], first["exp_avg"]
+        record["state"].popitem()
+        rewrite(path, "state/optimizer.json", record)
+    elif fault == "random":
+        rewrite(path, "state/random.json", {})
+    elif fault == "progress":
+        rewrite(path, "state/progress.json", {"progress": {"step": 2}})
+    else:
+        tensors = {"unknown": torch.ones(2)}
+        (path / "trained").mkdir(exist_ok=True)
+        save_file(tensors, path / "trained/model.safetensors")
+        base = BASE.to_dict()
+        rewrite(path, "trained/trained.json", {"base": base, "num_tensors": 1})
+    other = session(**KINDS[kind])
+    train(other.model.train(), other.optimizer, 1)
+    tensors = {name: value.clone() for name, value in other.model.state_dict().items()}
+    moments = {key: value["exp_avg"].clone() for key, value in other.optimizer.state.items()}
+    generator = torch.get_rng_state()
+    with pytest.raises(CheckpointError):
+        other.load(path)
+    assert all(torch.equal(value, tensors[name]) for name, value in other.model.state_dict().items())
+    assert all(torch.equal(other.optimizer.state[key]["exp_avg"], value) for key, value in moments.items())
+    assert torch.equal(torch.get_rng_state(), generator)
 
 
 def test_a_checkpoint_with_an_adapter_needs_a_model_with_one(tmp_path: Path, session: Callable[..., Session]) -> None:

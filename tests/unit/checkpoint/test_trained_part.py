@@ -10,10 +10,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from frostline.checkpoint import BaseIdentity, load_trained, save_trained
+from frostline.checkpoint import BaseIdentity, save_trained
+from frostline.checkpoint.tensor_file import put_tensors
+from frostline.checkpoint.trained_part import match_trained, read_trained
 from frostline.errors import CheckpointError
 
 FREEZE = {"freeze_modules": ["*"], "unfreeze_modules": ["head", {"path": "blocks.1"}]}
+
+
+def load_trained(model: nn.Module, directory: Path, **options: Any) -> tuple[str, ...]:
+    tensors = match_trained(model, read_trained(directory), **options)
+    put_tensors(model, tensors)
+    return tuple(tensors)
 
 
 def saved(prepared: Callable[..., Any], build: Callable[..., nn.Module], directory: Path) -> tuple[nn.Module, Any]:
@@ -44,12 +52,11 @@ def test_a_wrong_set_is_named_unless_allowed(
     load_trained(other, tmp_path, plan=plan, allow_plan_change=True)
 
 
-def test_another_base_another_model_and_damage_are_refused(
+def test_another_model_and_damage_are_refused(
     tmp_path: Path, prepared: Callable[..., Any], tiny_net: Callable[..., nn.Module]
 ) -> None:
     saved(prepared, tiny_net, tmp_path)
-    with pytest.raises(CheckpointError, match="belongs to another base: org/b"):
-        load_trained(tiny_net(), tmp_path, base=BaseIdentity("org/b", fingerprint="sampled:2"))
+    assert read_trained(tmp_path).base == BaseIdentity("org/a", fingerprint="sampled:1")
     with pytest.raises(CheckpointError, match="the model has no blocks"):
         load_trained(nn.Linear(2, 2), tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -57,9 +64,10 @@ def test_another_base_another_model_and_damage_are_refused(
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"holds 8 tensors, trained.json says 9"):
         load_trained(tiny_net(), tmp_path)
-    (tmp_path / "trained.json").write_text(json.dumps({}))
-    with pytest.raises(CheckpointError, match=r"trained.json is damaged"):
-        load_trained(tiny_net(), tmp_path)
+    for record in ({}, [], {"base": None, "num_tensors": 8}, {"base": {"name_or_path": 3}, "num_tensors": 8}):
+        (tmp_path / "trained.json").write_text(json.dumps(record))
+        with pytest.raises(CheckpointError, match=r"trained.json is damaged"):
+            load_trained(tiny_net(), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x80\x04.")
     with pytest.raises(CheckpointError, match=r"model.safetensors is a pickle, which is never loaded"):
         load_trained(tiny_net(), tmp_path)
@@ -73,3 +81,11 @@ def test_a_tied_tensor_is_kept_once(
     other = tiny_net()
     load_trained(other, tmp_path)
     assert torch.equal(other.get_parameter("out.weight"), model.get_parameter("embed.weight"))
+
+
+def test_an_empty_trained_part_says_what_to_do(
+    tmp_path: Path, prepared: Callable[..., Any], tiny_net: Callable[..., nn.Module]
+) -> None:
+    model, plan = prepared(tiny_net(), freeze=FREEZE)
+    with pytest.raises(CheckpointError, match=r"nothing to save(.|\n)*possible:(.|\n)*do: .*freeze_config"):
+        save_trained(model, plan, tmp_path, only=())

@@ -57,10 +57,14 @@ class LoRA(PEFT):
         object.__setattr__(self, "exclude_modules", _as_tuple(self.exclude_modules))
 
     @property
+    def resolved_alpha(self) -> float:
+        """`alpha`, or what None means."""
+        return 2 * self.rank if self.alpha is None else self.alpha
+
+    @property
     def scaling(self) -> float:
         """Factor of the update."""
-        alpha = 2 * self.rank if self.alpha is None else self.alpha
-        return alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
+        return self.resolved_alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
     @property
     def label(self) -> str:
@@ -107,6 +111,10 @@ class LoRA(PEFT):
         """All fields, with tuples as lists."""
         fields = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
         return {"method": self.method, **fields}
+
+    def resolved(self) -> dict[str, Any]:
+        """All fields, with alpha as a number."""
+        return {**self.to_config(), "alpha": self.resolved_alpha}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], origins: Origins | None = None) -> Self:

@@ -6,20 +6,17 @@ Reads no weights and knows nothing of models.
 from __future__ import annotations
 
 import json
-import struct
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from frostline.checkpoint.safetensors_header import read_header
 from frostline.errors import ModelError
 
 from .location import ModelLocation
 
-# Sizes beyond this are not headers but a file that is not safetensors.
-_MAX_HEADER_BYTES = 100_000_000
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -87,44 +84,26 @@ def read_headers(files: list[Path], where: str) -> dict[str, TensorHeader]:
     """
     tensors: dict[str, TensorHeader] = {}
     for file in files:
-        for name, entry in _read_header(file, where).items():
-            dtype = DTYPES.get(entry["dtype"])
+        try:
+            stored = read_header(file)
+        except ValueError as error:
+            raise ModelError(
+                f"{file} is truncated or not a safetensors file ({error})",
+                where=where,
+                fix="copy or download it again (a Git LFS pointer instead of the file looks like this too)",
+                possible="a whole safetensors file",
+            ) from None
+        for tensor in stored:
+            dtype = DTYPES.get(tensor.dtype)
             if dtype is None:
                 raise ModelError(
-                    f"tensor {name!r} in {file} has the unknown dtype {entry['dtype']!r}",
+                    f"tensor {tensor.name!r} in {file} has the unknown dtype {tensor.dtype!r}",
                     where=where,
                     possible=", ".join(DTYPES),
                     fix="convert the file to one of these",
                 )
-            tensors[name] = TensorHeader(tuple(entry["shape"]), dtype)
+            tensors[tensor.name] = TensorHeader(tensor.shape, dtype)
     return tensors
-
-
-def _read_header(file: Path, where: str) -> dict[str, dict[str, Any]]:
-    total = file.stat().st_size
-    with file.open("rb") as stream:
-        start = stream.read(8)
-        size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= size <= min(_MAX_HEADER_BYTES, total - 8):
-            raise _damaged(file, where)
-        try:
-            header: dict[str, Any] = json.loads(stream.read(size))
-        except ValueError:
-            raise _damaged(file, where) from None
-    header.pop("__metadata__", None)
-    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if 8 + size + end != total:
-        raise _damaged(file, where, f" (it should have {8 + size + end:,} bytes and has {total:,})")
-    return header
-
-
-def _damaged(file: Path, where: str, detail: str = "") -> ModelError:
-    return ModelError(
-        f"{file} is truncated or not a safetensors file{detail}",
-        where=where,
-        fix="copy or download it again (a Git LFS pointer instead of the file looks like this too)",
-        possible="a whole safetensors file",
-    )
 
 
 def main_dtype(tensors: dict[str, TensorHeader]) -> torch.dtype:
