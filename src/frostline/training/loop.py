@@ -86,6 +86,8 @@ def train(
     convert_trained(model, plan, settings, origins)
     if settings.gradient_checkpointing == "all":
         enable_gradient_checkpointing(model, origins.at("training", "gradient_checkpointing"))
+    plan = plan.bind(model, step="the set-up of the run")
+    plan.verify(model)
     batches = GlobalBatches(
         train_examples,
         task,
@@ -102,15 +104,19 @@ def train(
     watch = build_watch(config, task) if validation_examples else None
     data = digest_of(train_examples, validation_examples)
     state = TrainState(batches.steps_per_epoch, len(train_examples), settings.batch_size, data, watch)
+    loaded = None
     if resume_from is not None:
         loaded = load_checkpoint(
             resume_from, model=model, plan=plan, optimizer=optimizer, base=base, allow_plan_change=allow_plan_change
         )
         state.restore(loaded.progress, resume_from)
     plan.verify(model, optimizer)
+    prover = Prover(model, plan) if settings.prove else None
+    if prover is not None:
+        same_as = loaded.progress if loaded is not None and not loaded.plan_changes else None
+        state.hold_frozen(prover.frozen_digest, same_as, resume_from)
 
     # ---- What the run does besides stepping, with all that does not change bound once.
-    prover = Prover(model, plan) if settings.prove else None
     autocast = autocast_for(settings.precision, device)
     due = partial(is_due, steps_per_epoch=batches.steps_per_epoch, total_steps=total_steps)
     validate = partial(
@@ -143,6 +149,7 @@ def train(
 
     # ---- The run.
     report: Any = None
+    proof = ""
     set_training_mode(model, plan)
     with Reporter(view, run.path / METRICS_FILE, trackers, task.unit) as reporter:
         evaluation = config.evaluation
@@ -186,9 +193,15 @@ def train(
                 reporter.evaluation(state.done, state.epoch, state.metrics, is_best=is_best, seconds=seconds)
                 if state.stopped_early:
                     reporter.line(f"stopped early at step {state.done}: {watch.describe()}")
+            if prover is not None and (state.stopped_early or state.done >= total_steps):
+                proof = prover.final_check()  # before the last save: what it rejects must not become the latest
             if is_best or state.stopped_early or due(config.checkpoint.every, state.done):
+                if prover is not None and not proof:
+                    prover.before_save()
                 save(progress=state.progress(), is_best=is_best)
 
+    if prover is not None and not proof:  # the run was complete already
+        proof = prover.final_check()
     return TrainResult(
         steps=state.done,
         epochs=state.epoch,
@@ -200,7 +213,7 @@ def train(
         best_step=watch.step if watch else None,
         last_metrics=state.metrics,
         report=report,
-        proof=prover.final_check() if prover else "",
+        proof=proof,
         remarks=tuple(prover.remarks) if prover else (),
     )
 
