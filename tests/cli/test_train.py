@@ -70,6 +70,24 @@ def test_overwrite_keeps_the_earlier_run_when_the_new_one_cannot_start(bench: An
     bench.refused("train", "config.yaml", "--overwrite", "data.train=nowhere.jsonl")
 
 
+@pytest.mark.parametrize(
+    "override",
+    ["device=cuda", "optimizer.groups=[{select: bert.pooler, lr: 0.1}]", "optimizer.lr=1e38"],
+)
+def test_overwrite_puts_the_earlier_run_back_when_the_new_one_fails_before_its_first_checkpoint(
+    bench: Any, finished: Path, override: str
+) -> None:
+    late = ["training.max_grad_norm=null", "optimizer.name=sgd", "training.max_steps=3", "checkpoint.every=end"]
+    options = [*late, "evaluation.every=never"] if "1e38" in override else []
+    if override == "device=cuda":
+        torch = pytest.importorskip("torch")
+        if torch.cuda.is_available():
+            pytest.skip("this machine has what the config asks for")
+    outcome = bench.refused("train", "config.yaml", "--overwrite", override, *options)
+    assert "module" in outcome.out, "known only after the plan"
+    assert bench.run("evaluate", "run").status == 0
+
+
 def test_overwrite_leaves_a_folder_that_is_no_run_alone(bench: Any) -> None:
     bench.config()
     bench.write("run/thesis.tex", "years of work")

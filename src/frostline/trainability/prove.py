@@ -218,7 +218,7 @@ class Prover:
 
     @property
     def frozen_digest(self) -> str:
-        """Digest of the frozen parameters' bits as they were at the start, for a resumed run to compare with its own."""
+        """Digest of the frozen parameters' bits at the start, for a resumed run to compare with its own."""
         return self._frozen.digest
 
     def before_save(self) -> None:
@@ -299,7 +299,7 @@ def _dead_modules(dead: list[str], by_module: Mapping[str, list[str]]) -> Proble
         "freeze what has no effect on the loss (or take it out of unfreeze_modules):\nfreeze_config:\n"
         "  freeze_modules:\n"
         + "\n".join(f'    - {{param: "{path}"}}' for path in paths[:_MAX_NAMES])
-        + "\nif other batches reach it, as a branch that is seldom taken: training.prove=false trains without the proof",
+        + "\nif other batches reach it, as a branch seldom taken: training.prove=false trains without the proof",
     )
 
 

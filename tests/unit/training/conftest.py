@@ -52,8 +52,10 @@ class ToyModel(nn.Module):
 
 @dataclass
 class ToyTask:
-    """Predicts a label at every position; `poison_call` makes that call of the loss NaN, `tamper_call` moves a frozen weight
-    behind torch's back in it."""
+    """Predicts a label at every position.
+
+    `poison_call` makes that call of the loss NaN, in `tamper_call` a frozen weight moves behind torch's back.
+    """
 
     task_type: str = "CAUSAL_LM"
     unit: str = "tokens"
