@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from frostline.checkpoint import RunFolder
+
 
 def trained(bench: Any, *args: str) -> Any:
     outcome = bench.run("train", *args)
@@ -126,6 +128,23 @@ def test_resume_with_a_changed_config_names_every_key(bench: Any, finished: Path
     assert "optimizer.lr: 0.001 in the run, 0.5 now" in outcome.part("possible")
     assert "training.seed" in outcome.part("possible")
     assert "module" not in outcome.out, "known before the plan is made"
+
+
+def test_resume_with_other_freeze_rules_needs_the_flag_and_trains_more_with_it(bench: Any, finished: Path) -> None:
+    shutil.rmtree(finished / "checkpoints" / "step-000002")
+    RunFolder.open(finished, "resume").close()  # moves the links back
+    thaw = "freeze_config.unfreeze_modules=[bert.pooler]"
+    assert "--allow-plan-change" in bench.refused("train", "config.yaml", "--resume", thaw).part("do")
+    outcome = bench.refused("train", "config.yaml", "--resume", "--allow-plan-change", thaw, "optimizer.lr=0.5")
+    assert "freeze_config" not in outcome.part("where")
+    outcome = trained(bench, "config.yaml", "--resume", "--allow-plan-change", thaw)
+    assert "trains now, not in the checkpoint: bert.pooler.dense.weight" in outcome.err
+    assert "optimizer state: 6 parameters keep theirs, 2 start without" in outcome.err
+    scored = bench.run("evaluate", "run", "--checkpoint", "latest")
+    assert scored.status == 0, scored.err
+    again = bench.refused("train", "config.yaml", "--resume", "--allow-plan-change")
+    assert "2 parameters have trained so far and would be frozen now: bert.pooler" in again.error
+    trained(bench, "config.yaml", "--resume", thaw)
 
 
 def test_resume_may_change_how_often_checkpoints_are_kept(bench: Any, finished: Path) -> None:

@@ -65,7 +65,8 @@ def train(
     if smoke:
         _smoke(runs.shorten(loaded))
         return
-    require_folder(loaded, mode)  # before the slow part: a taken folder is known at once
+    # Before the slow part: a taken folder is known at once.
+    require_folder(loaded, mode, allow_plan_change=allow_plan_change)
     planned = runs.plan_run(loaded, say=say)
     print(planned.render(width=_width()), flush=True)
     print(flush=True)

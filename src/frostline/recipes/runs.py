@@ -22,7 +22,7 @@ from frostline.integrations.hf_models.load import LoadedModel
 from frostline.preparation import prepare, resolve
 from frostline.recipes.assembly import Assembly, assemble
 from frostline.recipes.config_checks import read_config
-from frostline.recipes.resuming import CONFIG_FILE, require_same_config
+from frostline.recipes.resuming import CONFIG_FILE, require_nothing_lost, require_same_config
 from frostline.trainability import TrainabilityPlan
 from frostline.training.batches import num_steps
 from frostline.training.schedule import build_schedule
@@ -166,7 +166,9 @@ def train_run(
         try:
             resume_from = run.latest()
             if resume_from is not None:
-                require_same_config(run, loaded)
+                require_same_config(run, loaded, allow_plan_change=allow_plan_change)
+                if allow_plan_change:
+                    require_nothing_lost(resume_from, plan)
                 done, total = Manifest.read(resume_from).step, _num_steps(loaded, data)
                 say(f"resuming from {resume_from}")
                 if done >= total:

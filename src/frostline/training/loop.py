@@ -28,7 +28,7 @@ from frostline.training.metrics_log import truncate_to
 from frostline.training.optimizer import build_optimizer
 from frostline.training.precision import autocast_for, convert_trained
 from frostline.training.progress import StepReport, open_progress
-from frostline.training.reporting import Reporter
+from frostline.training.reporting import Reporter, plan_change_lines
 from frostline.training.schedule import build_schedule
 from frostline.training.seeding import seed_everything
 from frostline.training.state import TrainResult, TrainState, digest_of
@@ -146,6 +146,8 @@ def train(
         config.tracking, run.path, config.model_dump(mode="json"), done=state.done, origins=origins
     )
     view = open_progress(console or Console(stderr=True), done=state.done, total_steps=total_steps, unit=task.unit)
+    for line in plan_change_lines(loaded.plan_changes, optimizer) if loaded is not None else ():
+        view.line(line)
 
     # ---- The run.
     report: Any = None
