@@ -170,6 +170,12 @@ def test_smoke_leaves_nothing_behind(bench: Any, tmp_path: Path, monkeypatch: py
     assert not list((tmp_path / "temporary").iterdir())
 
 
+def test_smoke_of_a_bfloat16_base_that_trains_reloads_with_the_same_loss(bench: Any) -> None:
+    model = {"name_or_path": str(bench.model), "dtype": "bfloat16"}
+    bench.config(model=model, peft=None, training={"precision": "bf16"}, optimizer={"lr": 0.1})
+    assert "reloaded with the same loss" in trained(bench, "config.yaml", "--smoke").out
+
+
 @pytest.mark.parametrize("test_part", [False, True])
 def test_smoke_without_validation_data_still_reloads(bench: Any, test_part: bool) -> None:
     bench.rows("test.jsonl", bench.texts(4, start=100))

@@ -19,7 +19,7 @@ from frostline.config.models import Config
 from frostline.config.origin import Origins
 from frostline.trainability import Prover, TrainabilityPlan, set_training_mode
 from frostline.training.batches import GlobalBatches, num_steps
-from frostline.training.best import BestWatch
+from frostline.training.best import BestWatch, require_metric
 from frostline.training.cadence import is_due
 from frostline.training.device import resolve_device
 from frostline.training.evaluation import evaluate, scalars
@@ -101,7 +101,7 @@ def train(
     )
     schedule = build_schedule(config.schedule, total_steps=total_steps, origins=origins)
     optimizer = build_optimizer(model, plan, config.optimizer, lr=config.learning_rate, origins=origins)
-    watch = build_watch(config, task) if validation_examples else None
+    watch = build_watch(config, task, origins) if validation_examples else None
     data = digest_of(train_examples, validation_examples)
     state = TrainState(batches.steps_per_epoch, len(train_examples), settings.batch_size, data, watch)
     loaded = None
@@ -158,7 +158,6 @@ def train(
         if watch and validation_examples and evaluation.at_start and evaluation.every != "never" and not state.done:
             started = time.perf_counter()
             metrics = validate(validation_examples)
-            watch.require(metrics, origins.at("evaluation", "best", "metric"))
             seconds = time.perf_counter() - started
             reporter.evaluation(0, 0.0, scalars(metrics), is_best=False, seconds=seconds)
         while state.done < total_steps and not state.stopped_early:
@@ -220,8 +219,14 @@ def train(
     )
 
 
-def build_watch(config: Config, task: Task) -> BestWatch:
-    """Follows the metric that the config names, else the task's own."""
+def build_watch(config: Config, task: Task, origins: Origins) -> BestWatch:
+    """Follows the metric that the config names, else the task's own.
+
+    Raises:
+        ConfigError: the task has no such metric.
+    """
     best, stopping = config.evaluation.best, config.evaluation.early_stopping
     metric, mode = (best.metric, best.mode) if best else task.default_metric
+    if best is not None:
+        require_metric(metric, task.metric_names, origins.at("evaluation", "best", "metric"))
     return BestWatch(metric, mode, patience=stopping.patience if stopping else None)

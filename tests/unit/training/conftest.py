@@ -59,6 +59,7 @@ class ToyTask:
 
     task_type: str = "CAUSAL_LM"
     unit: str = "tokens"
+    metric_names: tuple[str, ...] = ("loss", "score")
     default_metric: tuple[str, str] = ("loss", "min")
     poison_call: int | None = None
     tamper_call: int | None = None

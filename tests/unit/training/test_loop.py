@@ -225,9 +225,13 @@ def test_the_config_names_the_best_metric(toy: Any):
     assert outcome.result.best_step == 1
 
 
-def test_an_unknown_best_metric_is_refused_with_the_real_ones(toy: Any):
-    with pytest.raises(ConfigError, match=r"no metric is called 'f1'(.|\n)*possible: loss"):
-        toy.train(evaluation={"best": {"metric": "f1", "mode": "max"}})
+def test_an_unknown_best_metric_is_refused_with_the_real_ones_before_the_first_step(toy: Any):
+    task = toy.task()
+    with pytest.raises(
+        ConfigError, match=r"no metric is called 'los'(.|\n)*possible: did you mean `loss`\? loss, score"
+    ):
+        toy.train(task=task, evaluation={"at_start": False, "best": {"metric": "los", "mode": "max"}})
+    assert task.num_calls == 0
 
 
 def test_the_base_is_scored_before_the_first_step_and_never_counts_as_best(toy: Any):
