@@ -153,7 +153,7 @@ def _smoke(loaded: Any) -> None:
 
     from frostline.recipes.finished import FinishedRun, evaluate_run
 
-    planned = runs.plan_run(loaded, say=say)
+    planned = runs.plan_run(loaded, encode=False, say=say)
     print(planned.render(width=_width()), flush=True)
     print(flush=True)
     assert planned.assembly.data is not None
