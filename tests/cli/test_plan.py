@@ -20,6 +20,13 @@ def planned(bench: Any, *args: str) -> str:
     return outcome.out
 
 
+def test_a_misspelled_best_metric_is_known_to_the_plan(bench: Any) -> None:
+    bench.config(evaluation={"at_start": False, "best": {"metric": "acuracy", "mode": "max"}})
+    outcome = bench.refused("plan", "config.yaml")
+    assert "config.yaml, line" in outcome.part("where")
+    assert outcome.part("possible") == "did you mean `accuracy`? accuracy, loss, macro_f1"
+
+
 def test_the_screen_says_who_trains_and_why(bench: Any) -> None:
     bench.config()
     screen = planned(bench, "config.yaml")

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from frostline.checkpoint import RunFolder
+
 
 def trained(bench: Any, *args: str) -> Any:
     outcome = bench.run("train", *args)
@@ -70,6 +72,24 @@ def test_overwrite_keeps_the_earlier_run_when_the_new_one_cannot_start(bench: An
     bench.refused("train", "config.yaml", "--overwrite", "data.train=nowhere.jsonl")
 
 
+@pytest.mark.parametrize(
+    "override",
+    ["device=cuda", "optimizer.groups=[{select: bert.pooler, lr: 0.1}]", "optimizer.lr=1e38"],
+)
+def test_overwrite_puts_the_earlier_run_back_when_the_new_one_fails_before_its_first_checkpoint(
+    bench: Any, finished: Path, override: str
+) -> None:
+    late = ["training.max_grad_norm=null", "optimizer.name=sgd", "training.max_steps=3", "checkpoint.every=end"]
+    options = [*late, "evaluation.every=never"] if "1e38" in override else []
+    if override == "device=cuda":
+        torch = pytest.importorskip("torch")
+        if torch.cuda.is_available():
+            pytest.skip("this machine has what the config asks for")
+    outcome = bench.refused("train", "config.yaml", "--overwrite", override, *options)
+    assert "module" in outcome.out, "known only after the plan"
+    assert bench.run("evaluate", "run").status == 0
+
+
 def test_overwrite_leaves_a_folder_that_is_no_run_alone(bench: Any) -> None:
     bench.config()
     bench.write("run/thesis.tex", "years of work")
@@ -110,6 +130,23 @@ def test_resume_with_a_changed_config_names_every_key(bench: Any, finished: Path
     assert "module" not in outcome.out, "known before the plan is made"
 
 
+def test_resume_with_other_freeze_rules_needs_the_flag_and_trains_more_with_it(bench: Any, finished: Path) -> None:
+    shutil.rmtree(finished / "checkpoints" / "step-000002")
+    RunFolder.open(finished, "resume").close()  # moves the links back
+    thaw = "freeze_config.unfreeze_modules=[bert.pooler]"
+    assert "--allow-plan-change" in bench.refused("train", "config.yaml", "--resume", thaw).part("do")
+    outcome = bench.refused("train", "config.yaml", "--resume", "--allow-plan-change", thaw, "optimizer.lr=0.5")
+    assert "freeze_config" not in outcome.part("where")
+    outcome = trained(bench, "config.yaml", "--resume", "--allow-plan-change", thaw)
+    assert "trains now, not in the checkpoint: bert.pooler.dense.weight" in outcome.err
+    assert "optimizer state: 6 parameters keep theirs, 2 start without" in outcome.err
+    scored = bench.run("evaluate", "run", "--checkpoint", "latest")
+    assert scored.status == 0, scored.err
+    again = bench.refused("train", "config.yaml", "--resume", "--allow-plan-change")
+    assert "2 parameters have trained so far and would be frozen now: bert.pooler" in again.error
+    trained(bench, "config.yaml", "--resume", thaw)
+
+
 def test_resume_may_change_how_often_checkpoints_are_kept(bench: Any, finished: Path) -> None:
     trained(bench, "config.yaml", "--resume", "checkpoint.keep=1")
 
@@ -131,6 +168,12 @@ def test_smoke_leaves_nothing_behind(bench: Any, tmp_path: Path, monkeypatch: py
     assert "bit-identical" in outcome.out
     assert bench.snapshot(bench.folder) == before
     assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_smoke_of_a_bfloat16_base_that_trains_reloads_with_the_same_loss(bench: Any) -> None:
+    model = {"name_or_path": str(bench.model), "dtype": "bfloat16"}
+    bench.config(model=model, peft=None, training={"precision": "bf16"}, optimizer={"lr": 0.1})
+    assert "reloaded with the same loss" in trained(bench, "config.yaml", "--smoke").out
 
 
 @pytest.mark.parametrize("test_part", [False, True])

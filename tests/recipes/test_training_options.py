@@ -8,9 +8,18 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from frostline.config.models.training import OptimizerName
+from frostline.data.encode import DeferredData
+from frostline.data.rows import Rows
+from frostline.recipes.config_checks import read_config
+from frostline.recipes.exporting import export_run
+from frostline.recipes.finished import evaluate_run, predict_run
+from frostline.recipes.runs import plan_run, shorten
 from frostline.training.schedule import SHAPES
+
+from .conftest import classification_rows
 
 Make = Callable[..., dict[str, Any]]
 
@@ -138,6 +147,82 @@ def test_bfloat16_base_stays_bfloat16(converse: Make, launch: Any, resumes_bit_f
     assert {param.dtype for name, param in run.model().named_parameters() if "lora" not in name} == {torch.bfloat16}
     assert {tensor.dtype for tensor in run.tensors.values()} == {torch.float32}
     resumes_bit_for_bit(run, config, step=2)
+
+
+def test_a_bfloat16_base_that_trains_is_evaluated_predicted_and_exported_as_it_was_trained(
+    classify: Make, launch: Any, bert_folder: Path, tmp_path: Path
+) -> None:
+    config = classify(
+        peft=None,
+        freeze_config={"freeze_modules": ["bert.embeddings"]},
+        training={"precision": "bf16"},
+    )
+    config["model"] = {"name_or_path": str(bert_folder), "dtype": "bfloat16"}
+    run = launch(config)
+    finished, model = run.open(), run.model()
+    held = dict(model.named_parameters())
+    assert all(held[name].dtype == torch.float32 and held[name].equal(value) for name, value in run.tensors.items())
+    (scores,) = evaluate_run(finished)
+    assert scores.metrics == run.result.last_metrics
+    rows = Rows.from_dicts([{"text": "good w1 w2"}, {"text": "bad w3"}], "here")
+    task = finished.assemble(with_data=False).build_task()
+    encoded = [{"input_ids": finished.assemble(with_data=False).tokenizer(row["text"])["input_ids"]} for row in rows]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = [task.logits(model, [example | {"labels": 0}], batch_size=1) for example in encoded]
+    found = predict_run(finished, rows, batch_size=1)
+    assert [row["probability"] for row in found] == [float(logits.softmax(-1).max()) for logits in expected]
+    said: list[str] = []
+    merged = export_run(finished, "merged", tmp_path / "merged", say=said.append)
+    assert said == ["written in float32: the base is bfloat16, and its trained parameters are float32"]
+    reloaded = AutoModelForSequenceClassification.from_pretrained(merged)
+    assert reloaded.dtype == torch.float32
+    exported = dict(reloaded.named_parameters())
+    assert all(exported[name].equal(value) for name, value in run.tensors.items())
+
+
+def test_an_adapter_merged_into_bfloat16_is_said_to_be_rounded(converse: Make, launch: Any, tmp_path: Path) -> None:
+    config = converse(training={"precision": "bf16"})
+    config["model"] = {"name_or_path": config["model"], "dtype": "bfloat16"}
+    said: list[str] = []
+    merged = export_run(launch(config).open(), "merged", tmp_path / "merged", say=said.append)
+    assert said == ["written in bfloat16 as the base: each sum of a weight and its adapter is rounded to that"]
+    assert AutoModelForCausalLM.from_pretrained(merged).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("recipe", ["classify", "converse"])
+def test_an_evaluation_tokenizes_only_what_it_scores(recipe: str, request: Any, launch: Any, monkeypatch: Any) -> None:
+    config = request.getfixturevalue(recipe)()
+    run = launch(config)
+    monkeypatch.setattr(DeferredData, "encoded", property(encoded := Encoded(DeferredData.encoded)))
+    (scores,) = evaluate_run(run.open())
+    assert encoded.num_examples == {scores.num_examples}
+
+
+class Encoded:
+    """Stands in for the property, and notes what it was asked for."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+        self.num_examples: set[int] = set()
+
+    def __call__(self, data: Any) -> Any:
+        found = self.original.fget(data)
+        self.num_examples.add(len(found))
+        return found
+
+
+def test_a_smoke_run_tokenizes_the_examples_of_two_steps_and_keeps_all_labels(classify: Make) -> None:
+    config = classify(classification_rows(200), training={"max_steps": None, "epochs": 3})
+    whole, short = (plan_run(loaded) for loaded in (read_config(config), shorten(read_config(config))))
+    assert len(whole.assembly.data.train) > 100
+    assert len(short.assembly.data.train) == 8
+    assert short.assembly.data.num_read == 200
+    assert short.assembly.labels == whole.assembly.labels
+    asked = shorten(read_config(config, ["data.max_examples=5"]))
+    assert len(plan_run(asked).assembly.data.train) == 5
+    balanced = shorten(read_config(config, ["training.class_weights=balanced"]))
+    assert plan_run(balanced).assembly.data.label_weights is not None
+    assert len(plan_run(balanced).assembly.data.train) > 100
 
 
 def test_early_stopping_keeps_the_best_and_a_resume_stays_stopped(

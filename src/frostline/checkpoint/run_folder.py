@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from frostline.checkpoint.atomic import disk_errors, recover_replaced, replace_link, write_file
+from frostline.checkpoint.earlier_run import delete_earlier, empty, has_earlier, restore_earlier, set_aside
 from frostline.checkpoint.manifest import FILE_NAME as MANIFEST
 from frostline.checkpoint.manifest import Manifest
 from frostline.checkpoint.run_lock import LOCK, is_run_folder, require_free, take_lock
@@ -43,7 +44,7 @@ class RunFolder:
         Args:
             path: the folder, made if it is not there.
             mode: `"new"` takes only a folder that is not there or is empty; `"resume"` goes on with what is there (or
-                starts, if nothing is); `"overwrite"` first empties an earlier run folder.
+                starts, if nothing is); `"overwrite"` starts anew, with an earlier run aside until the first checkpoint.
 
         Raises:
             CheckpointError: another process writes the folder; it exists and `mode` is `"new"`; it is not a run folder
@@ -61,9 +62,10 @@ class RunFolder:
                 raise
         run = cls(path, lock, created, fresh=not _content(path) or mode == "overwrite")
         try:
-            if mode == "overwrite":
-                run._empty()
             run._repair()
+            if mode == "overwrite" and _content(path):
+                with disk_errors(path):
+                    set_aside(path)
         except BaseException:
             run.close()
             raise
@@ -84,7 +86,7 @@ class RunFolder:
             raise CheckpointError(
                 f"the run folder {path} exists already and is not empty",
                 where="output_dir",
-                possible="--resume goes on with it, --overwrite deletes it first"
+                possible="--resume goes on with it, --overwrite starts again in its place"
                 if marked
                 else "a folder that is not there or is empty: this one was not made by frostline",
                 fix="choose one of them, or another output_dir" if marked else "choose another output_dir",
@@ -187,11 +189,14 @@ class RunFolder:
                 replace_link(self.path / part, f"checkpoints/{which}/{part}")
 
     def prune(self, keep: int) -> list[Path]:
-        """Delete all but the newest `keep` checkpoints and the best one; also what killed saves left aside.
+        """Delete all but the newest `keep` checkpoints and the best one; also what lies aside: of killed saves, of an
+        overwritten run.
 
         Returns the deleted checkpoints. The newest complete checkpoint is never deleted.
         """
         complete = self.checkpoints()
+        if complete:
+            delete_earlier(self.path)
         removed = [path for path in complete[: -max(keep, 1)] if path != self.best()]
         for path in removed:
             # Renamed first, so that a kill never leaves half a folder that looks complete.
@@ -212,11 +217,15 @@ class RunFolder:
     def discard_if_empty(self) -> bool:
         """Remove a folder that this start made and that holds no checkpoint; folders of earlier starts stay.
 
-        For a start that failed before its first step. Returns whether the folder was removed.
+        For a start that failed before its first checkpoint. Returns whether the folder was removed; an earlier run that
+        was to be overwritten is put back instead.
         """
         if not self._fresh or not self.writable or self.checkpoints():
             return False
-        self._empty()
+        if has_earlier(self.path):
+            restore_earlier(self.path)
+            return False
+        empty(self.path)
         if self._created:
             shutil.rmtree(self.path)
             for parent in self._created[1:]:
@@ -240,16 +249,11 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _empty(self) -> None:
-        for name in _content(self.path):
-            entry = self.path / name
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
-
     def _repair(self) -> None:
-        """Finish what a kill interrupted: a replaced folder, links that lag behind."""
+        """Finish what a kill interrupted: an overwriting, a replaced folder, links that lag behind."""
+        if self.checkpoints():
+            delete_earlier(self.path)
+        restore_earlier(self.path)
         if not self.checkpoint_root.is_dir():
             return
         recover_replaced(self.checkpoint_root)

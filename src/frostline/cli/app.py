@@ -89,7 +89,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint; start if there is none.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete an earlier run in the folder first.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start again; an earlier run goes when the first checkpoint is there.")
+    ] = False,
     allow_plan_change: Annotated[
         bool, typer.Option("--allow-plan-change", help="Resume although the trainable set has changed.")
     ] = False,

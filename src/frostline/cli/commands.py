@@ -65,7 +65,8 @@ def train(
     if smoke:
         _smoke(runs.shorten(loaded))
         return
-    require_folder(loaded, mode)  # before the slow part: a taken folder is known at once
+    # Before the slow part: a taken folder is known at once.
+    require_folder(loaded, mode, allow_plan_change=allow_plan_change)
     planned = runs.plan_run(loaded, say=say)
     print(planned.render(width=_width()), flush=True)
     print(flush=True)
@@ -152,7 +153,7 @@ def _smoke(loaded: Any) -> None:
 
     from frostline.recipes.finished import FinishedRun, evaluate_run
 
-    planned = runs.plan_run(loaded, say=say)
+    planned = runs.plan_run(loaded, encode=False, say=say)
     print(planned.render(width=_width()), flush=True)
     print(flush=True)
     assert planned.assembly.data is not None
@@ -165,7 +166,7 @@ def _smoke(loaded: Any) -> None:
             reloaded.load_model(reloaded.assemble(with_data=False, say=say), torch.device("cpu"))
             print(f"{result.proof}\nsmoke run: 2 steps, saved, reloaded; no validation data to score; nothing was kept")
             return
-        again = {score.part: score for score in evaluate_run(reloaded, say=say, loaded=loaded)}
+        again = {score.part: score for score in evaluate_run(reloaded, parts=("validation",), say=say, loaded=loaded)}
     first, second = result.last_metrics["loss"], again["validation"].metrics["loss"]
     if not abs(first - second) <= 1e-5 * max(1.0, abs(first)):  # `not`: true for NaN too
         raise PlanMismatchError(

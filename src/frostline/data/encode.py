@@ -73,12 +73,16 @@ class EncodedData:
 
 
 class DeferredData:
-    """Like `EncodedData` of a known length, whose texts are tokenized when someone first asks for examples or counts.
+    """Like `EncodedData`, with texts that are tokenized when someone first asks for examples or counts.
 
     A plan needs to know how many examples there are, not their tokens: of a million texts that is minutes.
+
+    Args:
+        num_examples: how many there will be; None where an example may be dropped, so that to know it takes the work.
+        encode: does the work, once.
     """
 
-    def __init__(self, num_examples: int, encode: Callable[[], EncodedData]) -> None:
+    def __init__(self, num_examples: int | None, encode: Callable[[], EncodedData]) -> None:
         self._num_examples = num_examples
         self._encode = encode
         self._encoded: EncodedData | None = None
@@ -111,7 +115,7 @@ class DeferredData:
         return self.encoded.kept
 
     def __len__(self) -> int:
-        return self._num_examples
+        return len(self.encoded) if self._num_examples is None else self._num_examples
 
 
 def encode_classification(

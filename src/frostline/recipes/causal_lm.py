@@ -5,6 +5,7 @@ Composes sources, chat template and encoding; the loss is in `causal_lm_task`, t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from frostline.config.origin import Origin, Origins
 from frostline.data import Rows, detect_format, key_columns
-from frostline.data.encode import EncodedData, encode_causal_lm
+from frostline.data.encode import DeferredData, EncodedData, encode_causal_lm
 from frostline.data.formats import Format
 from frostline.data.labels import LabelMap
 from frostline.errors import ConfigError, DataError, ModelError
@@ -63,21 +64,27 @@ class CausalLM(Recipe):
                 origin=at(part),
             )
 
+        def encode_train() -> EncodedData:
+            encoded = encode(parts.train, "train")
+            if not encoded.examples:
+                raise DataError(
+                    f"none of the {len(parts.train):,} training examples keeps a token to train",
+                    where=at("train"),
+                    possible=f"longest example: {max_length} tokens"
+                    if max_length
+                    else "examples with at least one token to predict",
+                    fix="raise data.max_length, or check that the conversations have assistant turns (data.train_on)",
+                )
+            return encoded
+
+        def deferred(rows: Rows | None, part: str) -> DeferredData | None:
+            return None if rows is None else DeferredData(None, partial(encode, rows, part))
+
         parts = read_parts(config, origins, keys)
-        train = encode(parts.train, "train")
-        if not train.examples:
-            raise DataError(
-                f"none of the {len(parts.train):,} training examples keeps a token to train",
-                where=at("train"),
-                possible=f"longest example: {max_length} tokens"
-                if max_length
-                else "examples with at least one token to predict",
-                fix="raise data.max_length, or check that the conversations have assistant turns (data.train_on)",
-            )
         return PreparedData(
-            train=train,
-            validation=None if parts.validation is None else encode(parts.validation, "validation"),
-            test=None if parts.test is None else encode(parts.test, "test"),
+            train=DeferredData(None, encode_train),
+            validation=deferred(parts.validation, "validation"),
+            test=deferred(parts.test, "test"),
             max_length=max_length,
             num_read=parts.num_read,
             num_duplicates=parts.num_duplicates,

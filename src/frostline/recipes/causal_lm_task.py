@@ -33,6 +33,7 @@ class CausalLMTask:
 
     task_type = "CAUSAL_LM"
     unit: Literal["examples", "tokens"] = "tokens"
+    metric_names = ("loss", "perplexity", "token_accuracy")
     default_metric: tuple[str, Literal["min", "max"]] = ("loss", "min")
 
     def __init__(self, pad_token_id: int, label_smoothing: float = 0.0) -> None:

@@ -12,6 +12,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+#: Names of the numbers that the functions below return, by problem.
+METRIC_NAMES: Mapping[str, tuple[str, ...]] = {
+    "single_label": ("accuracy", "macro_f1"),
+    "multi_label": ("exact_match", "micro_f1", "macro_f1"),
+    "regression": ("mse", "mae", "pearson"),
+}
+
 _ZERO: Any = 0  # scikit-learn takes numbers too, and its annotation says text only
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from frostline.data.collate import pad_batch
 from frostline.data.labels import LabelMap
 
-from .classification_metrics import label_set_metrics, regression_metrics, single_label_metrics
+from .classification_metrics import METRIC_NAMES, label_set_metrics, regression_metrics, single_label_metrics
 
 if TYPE_CHECKING:
     from frostline.training.task import Autocast, Batch
@@ -49,6 +49,11 @@ class ClassificationTask:
         self.label_smoothing = label_smoothing
         # float64: sums of float32 weights would differ with the split into micro-batches.
         self._weights = None if label_weights is None else torch.tensor(label_weights, dtype=torch.float64)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """`loss` and the metrics of the problem; `pearson` is not defined for every evaluation."""
+        return ("loss", *METRIC_NAMES[self.labels.problem])
 
     @property
     def default_metric(self) -> tuple[str, Literal["min", "max"]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,9 @@ from frostline.checkpoint.peft_layout import OTHERWISE
 from frostline.errors import CheckpointError, ConfigError
 from frostline.integrations.hf_models.startup import quiet_transformers
 from frostline.recipes.finished import FinishedRun
+from frostline.trainability import TrainabilityPlan
+from frostline.training.precision import HALVES
+from frostline.tree import canonical_named_parameters
 
 Say = Callable[[str], None]
 
@@ -79,7 +83,8 @@ def _write_peft(run: FinishedRun, aside: Path, say: Say) -> None:
 
 def _write_merged(run: FinishedRun, aside: Path, say: Say) -> None:
     assembly = run.assemble(with_data=False, say=say)
-    model, _ = run.load_model(assembly, torch.device("cpu"))
+    model, plan = run.load_model(assembly, torch.device("cpu"))
+    _widen(run, model, plan, say)
     if adapters_of(model):
         merge(model)
     saving: Any = model
@@ -93,3 +98,25 @@ def _write_merged(run: FinishedRun, aside: Path, say: Say) -> None:
     with quiet_transformers():
         saving.save_pretrained(aside)
     assembly.tokenizer.save_pretrained(aside)
+
+
+def _widen(run: FinishedRun, model: torch.nn.Module, plan: TrainabilityPlan, say: Say) -> None:
+    """Bring the whole model to one dtype that holds what trained in full, where that differs from the base's.
+
+    Loaders give a model one dtype, so the base's would round what was trained. Adapters alone change nothing: they are
+    merged into the weights of the base, which keep their dtype.
+    """
+    params = dict(canonical_named_parameters(model))
+    base: torch.dtype = getattr(torch, str(run.manifest.base.dtype))
+    in_full = {params[path].dtype for path in plan.trainable if plan.decisions[path].kind != "adapter"}
+    if in_full - {base}:
+        widest = reduce(torch.promote_types, in_full, base)
+        model.to(widest)
+        trained = ", ".join(sorted(_name(dtype) for dtype in in_full))
+        say(f"written in {_name(widest)}: the base is {_name(base)}, and its trained parameters are {trained}")
+    elif adapters_of(model) and base in HALVES:
+        say(f"written in {_name(base)} as the base: each sum of a weight and its adapter is rounded to that")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

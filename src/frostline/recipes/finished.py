@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ from frostline.recipes.config_checks import read_config
 from frostline.recipes.resuming import CONFIG_FILE
 from frostline.recipes.runs import load_prepared
 from frostline.trainability import TrainabilityPlan
+
+if TYPE_CHECKING:
+    from frostline.training.task import Autocast
 
 Say = Callable[[str], None]
 
@@ -77,18 +80,30 @@ class FinishedRun:
             self.loaded.origins,
             checkpoint_part=self.trained_part,
             with_data=with_data,
+            encode=False,  # what is scored is tokenized when it is: the training data, most of all, is not
             say=say,
         )
 
     def load_model(self, assembly: Assembly, device: torch.device) -> tuple[nn.Module, TrainabilityPlan]:
-        """The base with the checkpoint's trained part, in evaluation mode on `device`.
+        """The base with the checkpoint's trained part, each in the dtype that it had in training, on `device`.
+
+        In evaluation mode; compute with it under `autocast`.
 
         Raises:
             CheckpointError: another base, a damaged file, another plan.
         """
+        from frostline.training.precision import convert_trained
+
         held, plan, base = load_prepared(self.loaded, assembly)
+        convert_trained(held.model, plan, self.loaded.config.training, self.loaded.origins)
         load_checkpoint(self.checkpoint, model=held.model, plan=plan, base=base)
         return held.model.to(device).eval(), plan
+
+    def autocast(self, device: torch.device) -> Autocast:
+        """Makes the context in which the run computed: `with run.autocast(device)(): ...`"""
+        from frostline.training.precision import autocast_for
+
+        return autocast_for(self.loaded.config.training.precision, device)
 
 
 @dataclass(frozen=True)
@@ -101,23 +116,28 @@ class Scores:
     report: str
 
 
-def evaluate_run(run: FinishedRun, *, loaded: LoadedConfig | None = None, say: Say = lambda line: None) -> list[Scores]:
-    """Score the checkpoint on the validation and test data of its config, or of `loaded`.
+def evaluate_run(
+    run: FinishedRun,
+    *,
+    parts: Collection[str] = ("validation", "test"),
+    loaded: LoadedConfig | None = None,
+    say: Say = lambda line: None,
+) -> list[Scores]:
+    """Score the checkpoint on the validation and test data of its config, or of `loaded`, as far as `parts` names them.
 
     Raises:
         DataError: the config has neither. CheckpointError: see `FinishedRun.load_model`.
     """
     from frostline.training.device import resolve_device
     from frostline.training.evaluation import evaluate, scalars
-    from frostline.training.precision import autocast_for
 
     if loaded is not None:
         run = replace(run, loaded=loaded)
     assembly = run.assemble(with_data=True, say=say)
     assert assembly.data is not None
     config = run.loaded.config
-    parts = {name: part for name, part in assembly.data.parts.items() if name != "train"}
-    if not parts:
+    scored = {name: part for name, part in assembly.data.parts.items() if name in parts}
+    if not scored:
         raise DataError(
             "there is nothing to evaluate on: the config has no validation and no test data",
             where=run.folder.path / CONFIG_FILE,
@@ -134,10 +154,10 @@ def evaluate_run(run: FinishedRun, *, loaded: LoadedConfig | None = None, say: S
         task,
         batch_size=config.evaluation.batch_size or config.training.micro_batch_size or config.training.batch_size,
         device=device,
-        autocast=autocast_for(config.training.precision, device),
+        autocast=run.autocast(device),
     )
     found: list[Scores] = []
-    for name, part in parts.items():
+    for name, part in scored.items():
         metrics = score(part.examples)
         report = metrics.get("report")
         text = assembly.recipe.render_report(report) if report else ""
@@ -156,4 +176,5 @@ def predict_run(run: FinishedRun, rows: Rows, *, say: Say = lambda line: None, *
     assembly = run.assemble(with_data=False, say=say)
     device = resolve_device(run.loaded.config.device, run.loaded.origins.at("device"))
     model, _ = run.load_model(assembly, device)
-    return assembly.predict(model, rows, **options)
+    with run.autocast(device)():
+        return assembly.predict(model, rows, **options)

@@ -5,19 +5,26 @@ Asked before anything slow begins. Knows configs and run folders, no models.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from frostline.checkpoint import RunFolder
+from frostline.checkpoint.plan_record import PLAN_FILE, read_plan_record
 from frostline.config.load import LoadedConfig
 from frostline.errors import CheckpointError, FrostlineError
 from frostline.recipes.config_checks import read_config
+from frostline.trainability import TrainabilityPlan
 
 CONFIG_FILE = "config.yaml"
 # Keys that a resumed run may change: they decide what is written and shown, not what is computed.
 FREE_ON_RESUME = ("output_dir", "checkpoint", "tracking")
+# Keys that decide nothing but which parameters train: free where a change of the plan is allowed.
+FREE_WITH_PLAN = ("freeze_config", "peft.target_modules", "peft.exclude_modules")
 
 
-def require_folder(loaded: LoadedConfig, mode: Literal["new", "resume", "overwrite"]) -> None:
+def require_folder(
+    loaded: LoadedConfig, mode: Literal["new", "resume", "overwrite"], *, allow_plan_change: bool = False
+) -> None:
     """Refuse a run folder that cannot be used, before anything slow begins. Leaves no trace.
 
     Raises:
@@ -27,11 +34,13 @@ def require_folder(loaded: LoadedConfig, mode: Literal["new", "resume", "overwri
     if mode == "resume" and loaded.run_folder.is_dir() and any(loaded.run_folder.iterdir()):
         with RunFolder.open(loaded.run_folder, mode) as run:
             if run.latest() is not None:
-                require_same_config(run, loaded)
+                require_same_config(run, loaded, allow_plan_change=allow_plan_change)
 
 
-def require_same_config(run: RunFolder, loaded: LoadedConfig) -> None:
+def require_same_config(run: RunFolder, loaded: LoadedConfig, *, allow_plan_change: bool = False) -> None:
     """Refuse to resume with a config that would compute something else.
+
+    `allow_plan_change` takes one that differs only in which parameters train.
 
     Raises:
         CheckpointError: lists every changed key.
@@ -47,15 +56,41 @@ def require_same_config(run: RunFolder, loaded: LoadedConfig) -> None:
             fix="restore the file, or start again with --overwrite",
         ) from None
     old, new = before.config.model_dump(mode="json"), loaded.config.model_dump(mode="json")
-    changes = [change for change in _changes(old, new) if not change[0].startswith(FREE_ON_RESUME)]
+    free = FREE_ON_RESUME + FREE_WITH_PLAN if allow_plan_change else FREE_ON_RESUME
+    changes = [change for change in _changes(old, new) if not _is_below(change[0], free)]
     if changes:
+        only_plan = all(_is_below(key, FREE_WITH_PLAN[:1]) for key, _, _ in changes)
         raise CheckpointError(
             f"the config differs from that of the run in {run.path}: {', '.join(key for key, _, _ in changes)}",
             where="\n".join(str(loaded.origins.at(*key.split("."))) for key, _, _ in changes[:5]),
             possible="\n".join(f"{key}: {was!r} in the run, {now!r} now" for key, was, now in changes[:8])
-            + f"\nfree to change: {', '.join(FREE_ON_RESUME)}",
-            fix="restore the values, or train into another output_dir",
+            + f"\nfree to change: {', '.join(free)}",
+            fix="restore the values, or give --allow-plan-change to go on with other parameters"
+            if only_plan
+            else "restore the values, or train into another output_dir",
         )
+
+
+def require_nothing_lost(checkpoint: Path, plan: TrainabilityPlan) -> None:
+    """Refuse to go on from `checkpoint` with a plan under which what it trained would not be saved any more.
+
+    Raises:
+        CheckpointError: names the parameters of the base that have trained and would be frozen.
+    """
+    trained = read_plan_record(checkpoint / PLAN_FILE)["trained"]
+    lost = [path for path in trained if path in plan.decisions and plan.decisions[path].path not in plan.kept]
+    if lost:
+        shown = ", ".join(lost[:6]) + (f" and {len(lost) - 6} more" if len(lost) > 6 else "")
+        raise CheckpointError(
+            f"{len(lost)} parameters have trained so far and would be frozen now: {shown}",
+            where=checkpoint,
+            possible="a plan that trains at least what has trained: checkpoints keep what their plan trains, no more",
+            fix="thaw them in `freeze_config.unfreeze_modules`, or start a new run",
+        )
+
+
+def _is_below(key: str, places: tuple[str, ...]) -> bool:
+    return any(key == place or key.startswith(f"{place}.") for place in places)
 
 
 def _changes(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:

@@ -22,9 +22,10 @@ from frostline.integrations.hf_models.load import LoadedModel
 from frostline.preparation import prepare, resolve
 from frostline.recipes.assembly import Assembly, assemble
 from frostline.recipes.config_checks import read_config
-from frostline.recipes.resuming import CONFIG_FILE, require_same_config
+from frostline.recipes.resuming import CONFIG_FILE, require_nothing_lost, require_same_config
 from frostline.trainability import TrainabilityPlan
 from frostline.training.batches import num_steps
+from frostline.training.best import require_metric
 from frostline.training.schedule import build_schedule
 
 if TYPE_CHECKING:
@@ -76,6 +77,9 @@ def plan_run(loaded: LoadedConfig, *, encode: bool = True, say: Say = lambda lin
     """
     config = loaded.config
     assembly = assemble(config, loaded.origins, encode=encode, say=say)
+    if config.evaluation.best is not None:
+        names = assembly.build_task().metric_names
+        require_metric(config.evaluation.best.metric, names, loaded.origins.at("evaluation", "best", "metric"))
     meta = assembly.build_meta_model()
     plan = resolve(
         meta.model,
@@ -166,7 +170,9 @@ def train_run(
         try:
             resume_from = run.latest()
             if resume_from is not None:
-                require_same_config(run, loaded)
+                require_same_config(run, loaded, allow_plan_change=allow_plan_change)
+                if allow_plan_change:
+                    require_nothing_lost(resume_from, plan)
                 done, total = Manifest.read(resume_from).step, _num_steps(loaded, data)
                 say(f"resuming from {resume_from}")
                 if done >= total:
@@ -219,8 +225,17 @@ def _first(about: Callable[[], None], write: Callable[[Path], None]) -> Callable
 
 
 def shorten(loaded: LoadedConfig) -> LoadedConfig:
-    """The config of a smoke run: two steps, few examples, everything else as it is."""
+    """The config of a smoke run: two steps, the examples that they take, few to validate on, the rest as it is.
+
+    Sources are still read whole: labels and duplicates are those of the real run. `class_weights: balanced` counts all
+    training examples, so all of them stay.
+    """
     config = loaded.config
+    num_train = 2 * config.training.batch_size
+    if config.training.class_weights == "balanced":
+        max_examples = config.data.max_examples
+    else:
+        max_examples = min(config.data.max_examples or num_train, num_train)
     warmup = config.schedule.warmup
     validation = min(config.evaluation.max_examples or 32, 32)
     return replace(
@@ -228,6 +243,7 @@ def shorten(loaded: LoadedConfig) -> LoadedConfig:
         config=config.model_copy(
             update={
                 "training": config.training.model_copy(update={"epochs": None, "max_steps": 2}),
+                "data": config.data.model_copy(update={"max_examples": max_examples}),
                 "schedule": config.schedule.model_copy(
                     update={"warmup": min(warmup, 1) if isinstance(warmup, int) else warmup}
                 ),

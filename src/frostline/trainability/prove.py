@@ -1,7 +1,7 @@
 """Proves on the running model that exactly the plan happens (DESIGN section 2, `prove`).
 
-Watches the first steps with a learning rate above zero, and compares the frozen part bit for bit at the end. Costs
-hooks for a few steps and two passes of hashing over the frozen tensors.
+Watches the first steps with a learning rate above zero, looks at the frozen part before every save, and compares it bit
+for bit at the end. Costs hooks for a few steps, a checksum a save, and two passes of hashing over the frozen tensors.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from frostline.errors import PlanMismatchError, Problem, TrainingError
+from frostline.trainability.frozen_part import FrozenPart
 from frostline.tree import ModuleTree, canonical_named_parameters, tensor_digest
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class Prover:
         prover.before_step(step, lr)                     # after backward, before the optimizer
         prover.after_step()                              # after the optimizer
         prover.evaluation_begin(); prover.evaluation_end()   # around the first evaluation batch
-        prover.final_check()                             # at the end: one line for the log
+        prover.before_save()                             # before a checkpoint is written while the run goes on
+        prover.final_check()                             # at the end, before the last checkpoint: one line for the log
 
     Attributes:
         watching: whether further steps have to be reported.
@@ -47,11 +49,7 @@ class Prover:
 
     def __post_init__(self) -> None:
         self._params = dict(canonical_named_parameters(self.model, unique=True))
-        still = self._still_tensors()
-        self._num_buffers = len(still) - len(self.plan.frozen)
-        self._frozen_bits = {name: tensor_digest(tensor) for name, tensor in still.items()}
-        # Taken here and not before the step: a forward pass moves normalization statistics too.
-        self._versions = {name: (tensor, tensor._version) for name, tensor in still.items()}
+        self._frozen = FrozenPart(self.model, self.plan)
         self._trained_bits: dict[str, str] = {}
         self._pending: set[str] | None = None  # trained tensors whose gradient was exactly zero so far
         self._watched_steps = 0
@@ -117,15 +115,7 @@ class Prover:
         return missing, infinite, zero
 
     def _require_still(self) -> None:
-        still = self._still_tensors()
-        # The counter of writes spares reading every frozen weight. It also counts writes of equal values, which are no
-        # fault, and misses what fused kernels do to statistics: buffers, which are small, are read in any case.
-        touched = [
-            name
-            for name, (tensor, version) in self._versions.items()
-            if still.get(name) is not tensor or tensor._version != version or not isinstance(tensor, nn.Parameter)
-        ]
-        moved = [name for name in touched if name not in still or tensor_digest(still[name]) != self._frozen_bits[name]]
+        moved = self._frozen.written()
         if moved:
             raise PlanMismatchError(
                 f"frozen tensors changed in the first step: {_some(moved)}",
@@ -156,6 +146,7 @@ class Prover:
         return all(path in self._pending for path in self.plan.trainable if _module_of(path, self.plan) == module)
 
     def _judge_dead(self, zero: list[str]) -> None:
+        """Refuse modules and adapters that have no effect; a tensor beside others that have one is a remark."""
         adapters = [path for path in zero if self.plan.decisions[path].kind == "adapter"]
         if adapters:
             raise TrainingError(
@@ -164,6 +155,12 @@ class Prover:
                 possible="adapters whose output reaches the loss",
                 fix="take the module out of target_modules, or find out why its output is not used",
             )
+        by_module: dict[str, list[str]] = {}
+        for path in self.plan.trainable:
+            by_module.setdefault(_module_of(path, self.plan), []).append(path)
+        dead = [module for module, paths in by_module.items() if set(paths) <= set(zero) and not _may_be_flat(paths)]
+        if dead:
+            raise TrainingError.from_problems([_dead_modules(dead, by_module)])
         self.remarks.append(f"gradient exactly zero in the first {MAX_WATCHED_STEPS} steps: {_some(zero)}")
 
     # -- adapters really run
@@ -219,6 +216,19 @@ class Prover:
 
     # -- the whole run
 
+    @property
+    def frozen_digest(self) -> str:
+        """Digest of the frozen parameters' bits at the start, for a resumed run to compare with its own."""
+        return self._frozen.digest
+
+    def before_save(self) -> None:
+        """Look whether the frozen part is as it was, so that no checkpoint is kept of a run that left its plan.
+
+        Raises:
+            PlanMismatchError: a frozen tensor changed.
+        """
+        self._refuse_moved(self._frozen.changed_by_checksum(), "before a checkpoint was written")
+
     def final_check(self) -> str:
         """Compare the frozen part with what was there at the start, bit for bit; returns the line to print.
 
@@ -226,36 +236,17 @@ class Prover:
             PlanMismatchError: a frozen tensor changed.
         """
         self._drop_hooks()
-        still = self._still_tensors()
-        moved = [
-            name for name, bits in self._frozen_bits.items() if name not in still or tensor_digest(still[name]) != bits
-        ]
+        self._refuse_moved(self._frozen.changed(), "the end of training, before its last checkpoint")
+        return f"frozen part: {self._frozen} bit-identical to what was loaded"
+
+    def _refuse_moved(self, moved: list[str], where: str) -> None:
         if moved:
             raise PlanMismatchError(
                 f"{len(moved)} frozen tensors changed during the run: {_some(moved)}",
-                where="the end of training",
+                where=where,
                 possible="a frozen part that is bit-identical to what was loaded",
-                fix="do not use this run; look for code that writes weights itself",
+                fix="look for code that writes weights itself; what was trained since the last checkpoint is not kept",
             )
-        num_params = len(self.plan.frozen)
-        tail = f" and {self._num_buffers} buffers" if self._num_buffers else ""
-        return f"frozen part: {num_params} tensors{tail} bit-identical to what was loaded"
-
-    def _still_tensors(self) -> Mapping[str, Tensor]:
-        """What must not move, read afresh: code that replaces a tensor is as wrong as code that writes into it."""
-        params = dict(canonical_named_parameters(self.model, unique=True))
-        frozen = {path: params[path] for path in self.plan.frozen if path in params}
-        return {**frozen, **_frozen_buffers(self.model, self.plan)}
-
-
-def _frozen_buffers(model: nn.Module, plan: TrainabilityPlan) -> dict[str, Tensor]:
-    """Persistent buffers inside wholly frozen subtrees; none where `frozen_mode: train` lets them move."""
-    if plan.frozen_mode != "eval":
-        return {}
-    tree = ModuleTree.from_model(model)
-    roots = [tree.module_index[path] for path in plan.frozen_roots if path in tree.module_index]
-    inside = {index for root in roots for index in range(root, tree.modules[root].end)}
-    return {ref.path: ref.tensor for ref in tree.buffers if ref.persistent and ref.owner in inside}
 
 
 def _largest(grads: Mapping[str, Tensor]) -> dict[str, float]:
@@ -290,6 +281,25 @@ def _no_gradient(missing: list[str], step: int) -> Problem:
         "tensors that take part in the loss",
         "freeze what the loss does not use:\nfreeze_config:\n  freeze_modules:\n"
         + "\n".join(f'    - {{param: "{path}"}}' for path in missing[:_MAX_NAMES]),
+    )
+
+
+def _may_be_flat(paths: list[str]) -> bool:
+    """Whether only biases train: one before a softmax over it, as of attention's keys, cannot change the result."""
+    return all(path.rpartition(".")[2] == "bias" for path in paths)
+
+
+def _dead_modules(dead: list[str], by_module: Mapping[str, list[str]]) -> Problem:
+    paths = [path for module in dead for path in by_module[module]]
+    return Problem(
+        f"the gradient of all that trains in {_some(dead)} was exactly zero in each of the first "
+        f"{MAX_WATCHED_STEPS} steps",
+        "the first training steps",
+        "modules whose output reaches the loss",
+        "freeze what has no effect on the loss (or take it out of unfreeze_modules):\nfreeze_config:\n"
+        "  freeze_modules:\n"
+        + "\n".join(f'    - {{param: "{path}"}}' for path in paths[:_MAX_NAMES])
+        + "\nif other batches reach it, as a branch seldom taken: training.prove=false trains without the proof",
     )
 
 

@@ -6,12 +6,26 @@ Knows nothing of models or checkpoints; its whole state is three values that a c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from frostline.config.origin import Origin
+from frostline.config.wording import nearest
 from frostline.errors import ConfigError
+
+
+def require_metric(metric: str, names: Iterable[str], origin: Origin | None = None) -> None:
+    """Raises ConfigError, with the nearest, unless `metric` is one of `names`."""
+    known = sorted(names)
+    if metric not in known:
+        near = nearest(metric, known)
+        raise ConfigError(
+            f"no metric is called {metric!r}",
+            where=origin or Origin("evaluation.best.metric"),
+            possible=(f"did you mean `{near}`? " if near else "") + ", ".join(known),
+            fix="name one of these in `evaluation.best.metric`",
+        )
 
 
 @dataclass
@@ -38,24 +52,14 @@ class BestWatch:
         Raises:
             ConfigError: `metrics` has no such metric.
         """
-        self.require(metrics, origin)
+        names = [name for name, value in metrics.items() if isinstance(value, int | float)]
+        require_metric(self.metric, names, origin)
         value = float(metrics[self.metric])
         if math.isfinite(value) and (self.value is None or self._is_better(value, self.value)):
             self.value, self.step, self.num_without_improvement = value, step, 0
             return True
         self.num_without_improvement += 1
         return False
-
-    def require(self, metrics: Mapping[str, Any], origin: Origin | None = None) -> None:
-        """Raises ConfigError unless `metrics` holds the metric as a number."""
-        names = sorted(name for name, value in metrics.items() if isinstance(value, int | float))
-        if self.metric not in names:
-            raise ConfigError(
-                f"no metric is called {self.metric!r}",
-                where=origin or Origin("evaluation.best.metric"),
-                possible=", ".join(names),
-                fix="name one of these in `evaluation.best.metric`",
-            )
 
     @property
     def should_stop(self) -> bool:

@@ -19,7 +19,7 @@ from frostline.config.models import Config
 from frostline.config.origin import Origins
 from frostline.trainability import Prover, TrainabilityPlan, set_training_mode
 from frostline.training.batches import GlobalBatches, num_steps
-from frostline.training.best import BestWatch
+from frostline.training.best import BestWatch, require_metric
 from frostline.training.cadence import is_due
 from frostline.training.device import resolve_device
 from frostline.training.evaluation import evaluate, scalars
@@ -28,7 +28,7 @@ from frostline.training.metrics_log import truncate_to
 from frostline.training.optimizer import build_optimizer
 from frostline.training.precision import autocast_for, convert_trained
 from frostline.training.progress import StepReport, open_progress
-from frostline.training.reporting import Reporter
+from frostline.training.reporting import Reporter, plan_change_lines
 from frostline.training.schedule import build_schedule
 from frostline.training.seeding import seed_everything
 from frostline.training.state import TrainResult, TrainState, digest_of
@@ -86,6 +86,8 @@ def train(
     convert_trained(model, plan, settings, origins)
     if settings.gradient_checkpointing == "all":
         enable_gradient_checkpointing(model, origins.at("training", "gradient_checkpointing"))
+    plan = plan.bind(model, step="the set-up of the run")
+    plan.verify(model)
     batches = GlobalBatches(
         train_examples,
         task,
@@ -99,18 +101,22 @@ def train(
     )
     schedule = build_schedule(config.schedule, total_steps=total_steps, origins=origins)
     optimizer = build_optimizer(model, plan, config.optimizer, lr=config.learning_rate, origins=origins)
-    watch = build_watch(config, task) if validation_examples else None
+    watch = build_watch(config, task, origins) if validation_examples else None
     data = digest_of(train_examples, validation_examples)
     state = TrainState(batches.steps_per_epoch, len(train_examples), settings.batch_size, data, watch)
+    loaded = None
     if resume_from is not None:
         loaded = load_checkpoint(
             resume_from, model=model, plan=plan, optimizer=optimizer, base=base, allow_plan_change=allow_plan_change
         )
         state.restore(loaded.progress, resume_from)
     plan.verify(model, optimizer)
+    prover = Prover(model, plan) if settings.prove else None
+    if prover is not None:
+        same_as = loaded.progress if loaded is not None and not loaded.plan_changes else None
+        state.hold_frozen(prover.frozen_digest, same_as, resume_from)
 
     # ---- What the run does besides stepping, with all that does not change bound once.
-    prover = Prover(model, plan) if settings.prove else None
     autocast = autocast_for(settings.precision, device)
     due = partial(is_due, steps_per_epoch=batches.steps_per_epoch, total_steps=total_steps)
     validate = partial(
@@ -140,16 +146,18 @@ def train(
         config.tracking, run.path, config.model_dump(mode="json"), done=state.done, origins=origins
     )
     view = open_progress(console or Console(stderr=True), done=state.done, total_steps=total_steps, unit=task.unit)
+    for line in plan_change_lines(loaded.plan_changes, optimizer) if loaded is not None else ():
+        view.line(line)
 
     # ---- The run.
     report: Any = None
+    proof = ""
     set_training_mode(model, plan)
     with Reporter(view, run.path / METRICS_FILE, trackers, task.unit) as reporter:
         evaluation = config.evaluation
         if watch and validation_examples and evaluation.at_start and evaluation.every != "never" and not state.done:
             started = time.perf_counter()
             metrics = validate(validation_examples)
-            watch.require(metrics, origins.at("evaluation", "best", "metric"))
             seconds = time.perf_counter() - started
             reporter.evaluation(0, 0.0, scalars(metrics), is_best=False, seconds=seconds)
         while state.done < total_steps and not state.stopped_early:
@@ -186,9 +194,15 @@ def train(
                 reporter.evaluation(state.done, state.epoch, state.metrics, is_best=is_best, seconds=seconds)
                 if state.stopped_early:
                     reporter.line(f"stopped early at step {state.done}: {watch.describe()}")
+            if prover is not None and (state.stopped_early or state.done >= total_steps):
+                proof = prover.final_check()  # before the last save: what it rejects must not become the latest
             if is_best or state.stopped_early or due(config.checkpoint.every, state.done):
+                if prover is not None and not proof:
+                    prover.before_save()
                 save(progress=state.progress(), is_best=is_best)
 
+    if prover is not None and not proof:  # the run was complete already
+        proof = prover.final_check()
     return TrainResult(
         steps=state.done,
         epochs=state.epoch,
@@ -200,13 +214,19 @@ def train(
         best_step=watch.step if watch else None,
         last_metrics=state.metrics,
         report=report,
-        proof=prover.final_check() if prover else "",
+        proof=proof,
         remarks=tuple(prover.remarks) if prover else (),
     )
 
 
-def build_watch(config: Config, task: Task) -> BestWatch:
-    """Follows the metric that the config names, else the task's own."""
+def build_watch(config: Config, task: Task, origins: Origins) -> BestWatch:
+    """Follows the metric that the config names, else the task's own.
+
+    Raises:
+        ConfigError: the task has no such metric.
+    """
     best, stopping = config.evaluation.best, config.evaluation.early_stopping
     metric, mode = (best.metric, best.mode) if best else task.default_metric
+    if best is not None:
+        require_metric(metric, task.metric_names, origins.at("evaluation", "best", "metric"))
     return BestWatch(metric, mode, patience=stopping.patience if stopping else None)

@@ -13,24 +13,25 @@ from torch import nn
 from torch.nn import Parameter
 
 from frostline.config.models import OptimizerConfig
+from frostline.config.models.training import OPTIMIZERS_BY_SETTING
 from frostline.config.origin import Origins
 from frostline.errors import ConfigError
 from frostline.selectors import parse_selectors, require_matches
 from frostline.trainability import TrainabilityPlan
 from frostline.tree import ModuleTree, canonical_named_parameters
 
-#: Config name -> torch class, and which of our optional keys it takes.
-OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], frozenset[str]]] = {
-    "adamw": (torch.optim.AdamW, frozenset({"betas", "eps"})),
-    "adam": (torch.optim.Adam, frozenset({"betas", "eps"})),
-    "nadam": (torch.optim.NAdam, frozenset({"betas", "eps"})),
-    "radam": (torch.optim.RAdam, frozenset({"betas", "eps"})),
-    "adamax": (torch.optim.Adamax, frozenset({"betas", "eps"})),
-    "sgd": (torch.optim.SGD, frozenset({"momentum"})),
-    "rmsprop": (torch.optim.RMSprop, frozenset({"eps", "momentum"})),
-    "adagrad": (torch.optim.Adagrad, frozenset({"eps"})),
-    "adadelta": (torch.optim.Adadelta, frozenset({"eps"})),
-    "adafactor": (torch.optim.Adafactor, frozenset()),
+#: Config name -> torch class. Which optional keys it takes is `OPTIMIZERS_BY_SETTING`.
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "adamax": torch.optim.Adamax,
+    "sgd": torch.optim.SGD,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+    "adadelta": torch.optim.Adadelta,
+    "adafactor": torch.optim.Adafactor,
 }
 
 #: One kernel a step over all parameters, on CPU, CUDA and MPS; for the others torch's default is the fastest.
@@ -58,14 +59,16 @@ def build_optimizer(
         SelectorError: a group's selector matches nothing.
         ConfigError: a group gets no trained parameter.
     """
-    kind, takes = OPTIMIZERS[config.name]
+    kind = OPTIMIZERS[config.name]
     trained = _trained_parameters(model, plan)
     groups = _selected_groups(model, trained, config, lr, (origins or Origins()).below("optimizer", "groups"))
     taken = {name for group in groups for name in group["names"]}
     rest = {path: param for path, param in trained.items() if path not in taken}
     if rest:
         groups.append({"params": list(rest.values()), "names": list(rest), "lr": lr})
-    arguments: dict[str, Any] = {key: getattr(config, key) for key in takes}
+    arguments: dict[str, Any] = {
+        key: getattr(config, key) for key, readers in OPTIMIZERS_BY_SETTING.items() if config.name in readers
+    }
     if config.name in FUSED:
         arguments["fused"] = True
     optimizer = kind(groups, lr=lr, weight_decay=config.weight_decay, **arguments)  # pyright: ignore[reportCallIssue]

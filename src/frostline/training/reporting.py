@@ -10,9 +10,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import torch
+
 from frostline.training.metrics_log import MetricsLog
 from frostline.training.progress import ProgressView, StepReport, evaluation_line
 from frostline.training.trackers import Tracker
+
+MAX_PLAN_LINES = 12
+
+
+def plan_change_lines(changes: Sequence[str], optimizer: torch.optim.Optimizer) -> list[str]:
+    """What a resume under another plan did: its differences, and how many parameters keep their optimizer state."""
+    if not changes:
+        return []
+    shown = list(changes[:MAX_PLAN_LINES])
+    if len(changes) > MAX_PLAN_LINES:
+        shown.append(f"... and {len(changes) - MAX_PLAN_LINES} more")
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    kept = sum(param in optimizer.state for param in params)
+    return [*shown, f"optimizer state: {kept} parameters keep theirs, {len(params) - kept} start without"]
 
 
 class Reporter:

@@ -27,6 +27,7 @@ class TrainState:
         seconds: wall time of the steps done, over all starts of the run, evaluation not included.
         stopped_early: patience was used up after `done` steps.
         metrics: numbers of the last evaluation.
+        frozen: digest of the frozen parameters that the run trains beside; empty with `prove: false`.
     """
 
     steps_per_epoch: int
@@ -38,6 +39,7 @@ class TrainState:
     seconds: float = 0.0
     stopped_early: bool = False
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    frozen: str = ""
 
     @property
     def epoch(self) -> float:
@@ -55,6 +57,7 @@ class TrainState:
             "num_examples": self.num_examples,
             "data": self.data,
             "batch_size": self.batch_size,
+            "frozen": self.frozen,
             **({} if self.watch is None else self.watch.state()),
         }
 
@@ -83,6 +86,22 @@ class TrainState:
         self.stopped_early, self.metrics = progress["stopped_early"], dict(progress["metrics"])
         if self.watch is not None and "best" in progress:
             self.watch.restore(progress)
+
+    def hold_frozen(self, digest: str, progress: Mapping[str, Any] | None = None, source: Path | None = None) -> None:
+        """Remembers the frozen part; with the `progress` of the checkpoint `source`, compares it with what that names.
+
+        Raises:
+            CheckpointError: the trained part of the checkpoint was trained beside other frozen parameters.
+        """
+        before = (progress or {}).get("frozen", "")
+        if before and before != digest:
+            raise CheckpointError(
+                "the frozen part is not bit for bit the one that the checkpoint was trained beside",
+                where=str(source),
+                possible=f"frozen parameters with digest {before[:8]}, now {digest[:8]}",
+                fix="restore the base model of the run, or start a new run folder",
+            )
+        self.frozen = digest
 
 
 def digest_of(*parts: Sequence[Mapping[str, Any]] | None) -> str:

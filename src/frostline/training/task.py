@@ -25,7 +25,8 @@ class Task(Protocol):
     Attributes:
         task_type: the word that peft's `adapter_config.json` holds: `SEQ_CLS`, `CAUSAL_LM`.
         unit: what progress counts per second.
-        default_metric: name among the keys of `evaluate` that picks the best checkpoint, and its direction.
+        metric_names: the keys of `evaluate` that are numbers, those that are not always defined included.
+        default_metric: name among them that picks the best checkpoint, and its direction.
     """
 
     @property
@@ -33,6 +34,9 @@ class Task(Protocol):
 
     @property
     def unit(self) -> Literal["examples", "tokens"]: ...
+
+    @property
+    def metric_names(self) -> Sequence[str]: ...
 
     @property
     def default_metric(self) -> tuple[str, Literal["min", "max"]]: ...

@@ -4,7 +4,7 @@ Knows only `torch.nn`: nothing of selectors, plans or adapters.
 """
 
 from frostline.tree.flags import set_trainable
-from frostline.tree.hashing import tensor_digest
+from frostline.tree.hashing import tensor_checksum, tensor_digest
 from frostline.tree.tree import BufferRef, ModuleRef, ModuleTree, ParamRef, PlannedParam
 from frostline.tree.walk import (
     canonical_named_buffers,
@@ -27,6 +27,7 @@ __all__ = [
     "canonical_named_parameters",
     "join_path",
     "set_trainable",
+    "tensor_checksum",
     "tensor_digest",
     "unwrap",
     "wrapped_child",

@@ -23,3 +23,16 @@ def tensor_digest(tensor: Tensor) -> str:
             chunk = flat[start : start + _CHUNK_ELEMENTS].cpu().contiguous()
             digest.update(chunk.view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def tensor_checksum(tensor: Tensor) -> Tensor:
+    """Sum of the raw bytes of `tensor`, taken as 64-bit integers that wrap around: a scalar on its device.
+
+    One pass at the speed of memory, so far cheaper than `tensor_digest`. Any change of one element changes it; equal
+    sums do not mean equal bits, as two elements that change places keep the sum.
+    """
+    flat = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+    if flat.storage_offset() % 8:  # a view as 64-bit integers has to start at a multiple of them
+        flat = flat.clone()
+    whole = flat.numel() // 8 * 8
+    return flat[:whole].view(torch.int64).sum() + flat[whole:].sum(dtype=torch.int64)

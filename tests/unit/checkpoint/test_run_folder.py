@@ -3,7 +3,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ def add(run: RunFolder, step: int, *, best: bool = False) -> Path:
 def test_new_makes_the_folder_and_refuses_one_with_content(tmp_path: Path) -> None:
     with RunFolder.open(tmp_path / "a" / "run") as run:
         run.write_text("config.yaml", "x")
-    with pytest.raises(CheckpointError, match=r"exists already(.|\n)*--resume goes on with it, --overwrite deletes"):
+    with pytest.raises(CheckpointError, match=r"exists already(.|\n)*--resume goes on with it, --overwrite"):
         RunFolder.open(tmp_path / "a" / "run")
 
 
@@ -51,7 +53,7 @@ def test_overwrite_empties_an_earlier_run(tmp_path: Path) -> None:
         run.set_latest(run.checkpoint_dir(1))
     with RunFolder.open(tmp_path, "overwrite") as run:
         assert run.checkpoints() == []
-        assert [item.name for item in tmp_path.iterdir()] == [".lock"]
+        assert names(tmp_path) == [".earlier-run", ".lock"]
 
 
 def test_resume_of_nothing_starts(tmp_path: Path) -> None:
@@ -98,6 +100,79 @@ def test_discard_keeps_what_was_there_before(tmp_path: Path) -> None:
         add(run, 1)
         assert not run.discard_if_empty()
     assert (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def finished_run(path: Path) -> None:
+    with RunFolder.open(path) as run:
+        run.set_latest(add(run, 3))
+        run.link_trained_part()
+        run.write_text("config.yaml", "earlier")
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def test_an_earlier_run_is_overwritten_at_the_first_checkpoint_and_not_before(tmp_path: Path) -> None:
+    finished_run(tmp_path)
+    with RunFolder.open(tmp_path, "overwrite") as run:
+        assert run.checkpoints() == []
+        run.write_text("config.yaml", "new")
+        assert (tmp_path / ".earlier-run" / "config.yaml").read_text() == "earlier"
+        add(run, 1)
+        run.prune(2)
+    assert names(tmp_path) == [".lock", "checkpoints", "config.yaml"]
+    assert (tmp_path / "config.yaml").read_text() == "new"
+
+
+def test_an_earlier_run_is_put_back_when_the_start_fails(tmp_path: Path) -> None:
+    finished_run(tmp_path)
+    before = names(tmp_path)
+    with RunFolder.open(tmp_path, "overwrite") as run:
+        run.write_text("config.yaml", "new")
+        (run.checkpoint_root / ".tmp-step-000001-1").mkdir(parents=True)
+        assert not run.discard_if_empty()
+    assert names(tmp_path) == before
+    assert (tmp_path / "config.yaml").read_text() == "earlier"
+    assert RunFolder.read(tmp_path).latest() == tmp_path / "checkpoints" / "step-000003"
+
+
+@pytest.mark.parametrize("mode", ["resume", "overwrite"])
+@pytest.mark.parametrize("num_calls", range(8))
+def test_a_kill_while_a_run_is_overwritten_loses_neither_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_calls: int, mode: Any
+) -> None:
+    """Stops before the n-th change of a name, with no clean-up, first on the way aside and then on the way back."""
+
+    class Killed(BaseException):
+        pass
+
+    finished_run(tmp_path)
+    original, calls = os.rename, []
+
+    def rename(source: Any, target: Any) -> None:
+        calls.append(source)
+        if len(calls) > num_calls:
+            raise Killed
+        original(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", rename)
+        for _ in range(2):
+            calls.clear()
+            with suppress(Killed):
+                RunFolder.open(tmp_path, "overwrite").close()
+    with RunFolder.open(tmp_path, "resume") as run:
+        assert run.latest() == tmp_path / "checkpoints" / "step-000003"
+        assert names(tmp_path) == [".lock", "adapter", "checkpoints", "config.yaml"]
+        assert (tmp_path / "config.yaml").read_text() == "earlier"
+    with RunFolder.open(tmp_path, "overwrite") as run:
+        add(run, 1)  # killed before the earlier run is deleted
+    with RunFolder.open(tmp_path, mode) as run:
+        assert (tmp_path / ".earlier-run").exists() == (mode == "overwrite")
+        assert not (tmp_path / "config.yaml").exists()
+        run.discard_if_empty()
+    assert RunFolder.read(tmp_path).latest() == tmp_path / "checkpoints" / "step-000001"
 
 
 def test_only_complete_checkpoints_count(tmp_path: Path) -> None:

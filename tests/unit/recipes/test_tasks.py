@@ -60,6 +60,8 @@ def test_mean_loss_equals_that_of_transformers(
     torch.testing.assert_close(ours, expected)
     assert evaluated["loss"] == pytest.approx(float(expected), rel=1e-6)
     assert task.default_metric[0] in evaluated
+    assert {name for name, value in evaluated.items() if isinstance(value, float)} <= set(task.metric_names)
+    assert set(task.metric_names) - set(evaluated) <= {"pearson"}
 
 
 def test_class_weights_and_smoothing_equal_torch(bert_folder: Path) -> None:

@@ -130,11 +130,60 @@ def test_an_adapter_whose_gradient_stays_zero_is_an_error_after_some_steps() -> 
         step(model, optimizer, prover, number=number)
     with pytest.raises(TrainingError, match=r"ignored\.lora_A\.default\.weight.* stayed exactly zero for 3 steps"):
         step(model, optimizer, prover, number=MAX_WATCHED_STEPS - 1)
-    model, plan = prepare(Ignored())  # without adapters it is a remark: a dead unit may well wake up
+
+
+class Zeroed(nn.Module):
+    """`shut` is multiplied by `gate`, which starts at zero; `table` has rows that no batch names."""
+
+    def __init__(self, **flags: bool) -> None:
+        super().__init__()
+        self.used, self.shut, self.table = nn.Linear(4, 2), nn.Linear(4, 2), nn.Embedding(50, 4)
+        self.gate = nn.Parameter(torch.zeros(1)) if flags.get("gated") else 1.0
+        self.flags = flags
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.table(torch.tensor([3]))
+        shut = 0 * self.shut(x) if self.flags.get("dead") else self.shut(x)
+        return self.used(x) + self.gate * shut
+
+
+@pytest.mark.parametrize("config", [{}, {"freeze_config": {"unfreeze_modules": ["shut"]}, "peft": LoRA(rank=1)}])
+def test_a_trained_module_without_effect_on_the_loss_is_an_error_that_shows_the_config(config: Any) -> None:
+    model, plan = prepare(Zeroed(dead=True), **config)
+    optimizer, prover = optimizer_of(model), Prover(model, plan)
+    for number in range(MAX_WATCHED_STEPS - 1):
+        step(model, optimizer, prover, number=number)
+    with pytest.raises(TrainingError, match=r"all that trains in shut was exactly zero .* first 3 steps") as caught:
+        step(model, optimizer, prover, number=MAX_WATCHED_STEPS - 1)
+    assert '    - {param: "shut.weight"}' in str(caught.value)
+
+
+def test_a_module_behind_a_gate_that_starts_at_zero_is_no_alarm() -> None:
+    model, plan = prepare(Zeroed(gated=True))
     optimizer, prover = optimizer_of(model), Prover(model, plan)
     for number in range(MAX_WATCHED_STEPS):
         step(model, optimizer, prover, number=number)
-    assert prover.remarks == ["gradient exactly zero in the first 3 steps: ignored.bias, ignored.weight"]
+    assert prover.remarks == []
+
+
+def test_a_dead_tensor_beside_one_that_moves_is_a_remark() -> None:
+    class Shifted(nn.Module):
+        """A bias on all logits alike changes no softmax."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.score = nn.Linear(4, 2)
+            self.shift = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.score(x) + nn.functional.linear(x, self.shift.weight) + 0 * self.shift.bias
+
+    for config in ({}, {"freeze_config": {"freeze_modules": [{"param": "shift.weight"}]}}):
+        model, plan = prepare(Shifted(), **config)
+        optimizer, prover = optimizer_of(model), Prover(model, plan)
+        for number in range(MAX_WATCHED_STEPS):
+            step(model, optimizer, prover, number=number)
+        assert prover.remarks == ["gradient exactly zero in the first 3 steps: shift.bias"]
 
 
 # -- what moves
@@ -189,8 +238,9 @@ def test_the_final_check_catches_a_changed_frozen_tensor_however_it_was_changed(
     model, optimizer, prover = prepared()
     step(model, optimizer, prover)
     change(model)
-    with pytest.raises(PlanMismatchError, match=r"frozen tensors changed during the run: (embed|layers\.0\.norm)"):
-        prover.final_check()
+    for look in (prover.before_save, prover.final_check):
+        with pytest.raises(PlanMismatchError, match=r"frozen tensors changed during the run: (embed|layers\.0\.norm)"):
+            look()
 
 
 def test_writing_equal_values_is_no_fault() -> None:

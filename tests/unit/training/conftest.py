@@ -52,12 +52,17 @@ class ToyModel(nn.Module):
 
 @dataclass
 class ToyTask:
-    """Predicts a label at every position; `poison_step` makes that call of the loss NaN."""
+    """Predicts a label at every position.
+
+    `poison_call` makes that call of the loss NaN, in `tamper_call` a frozen weight moves behind torch's back.
+    """
 
     task_type: str = "CAUSAL_LM"
     unit: str = "tokens"
+    metric_names: tuple[str, ...] = ("loss", "score")
     default_metric: tuple[str, str] = ("loss", "min")
     poison_call: int | None = None
+    tamper_call: int | None = None
     num_calls: int = 0
     scores: list[float] = field(default_factory=list)
 
@@ -74,6 +79,8 @@ class ToyTask:
         logits = model(batch["input_ids"])
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum")
         self.num_calls += 1
+        if self.num_calls - 1 == self.tamper_call:
+            model.embed.weight.data[0, 0] += 1  # type: ignore[union-attr, operator]
         return loss * float("nan") if self.num_calls - 1 == self.poison_call else loss
 
     def evaluate(

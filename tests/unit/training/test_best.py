@@ -51,5 +51,7 @@ def test_state_restores_everything():
 
 def test_an_unknown_metric_lists_the_real_ones():
     watch = BestWatch("acuracy", "max")
-    with pytest.raises(ConfigError, match=r"no metric is called 'acuracy'(.|\n)*possible: accuracy, loss"):
+    with pytest.raises(
+        ConfigError, match=r"no metric is called 'acuracy'(.|\n)*possible: did you mean `accuracy`\? accuracy, loss"
+    ):
         watch.update(1, {"accuracy": 0.5, "loss": 1.0, "report": object()})

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from frostline.checkpoint import RunFolder, load_checkpoint
-from frostline.errors import CheckpointError, ConfigError, TrainingError
+from frostline.errors import CheckpointError, ConfigError, PlanMismatchError, TrainingError
 from frostline.training import read_metrics
 from frostline.tree import canonical_named_parameters
 
@@ -132,6 +132,40 @@ def test_evaluation_does_not_disturb_the_training(toy: Any, every: Any):
     assert blind.result.best_metric is None
 
 
+@pytest.mark.parametrize(("call", "kept"), [(3, 2), (5, 4)])
+def test_a_run_whose_frozen_part_moved_leaves_no_checkpoint_of_it(toy: Any, call: int, kept: int):
+    task = toy.task(tamper_call=call)
+    settings: dict[str, Any] = {"checkpoint": {"every": 2}, "evaluation": {"every": "never"}}
+    with pytest.raises(PlanMismatchError, match=r"1 frozen tensors changed during the run: embed\.weight"):
+        toy.train(task=task, name="run", **settings)
+    latest = RunFolder.read(toy.root / "run").latest()
+    assert latest is not None
+    assert latest.name == f"step-{kept:06}", "nothing that was trained beside the moved weight"
+    resumed = toy.train(name="run", mode="resume", resume_from=latest, **settings)
+    assert_same_bits(resumed.model, toy.train(**settings).model)
+
+
+def test_a_resume_beside_another_frozen_part_is_refused(toy: Any):
+    first = toy.train(name="run", training={"max_steps": 2})
+    other = toy.model()
+    with torch.no_grad():
+        other.embed.weight[0, 0] += 1
+    with pytest.raises(CheckpointError, match="frozen part is not bit for bit the one that the checkpoint"):
+        toy.train(
+            model=other, name="run", mode="resume", resume_from=first.result.checkpoint, training={"max_steps": 4}
+        )
+
+
+def test_a_step_of_the_set_up_that_replaces_a_frozen_parameter_leaves_it_frozen(toy: Any, monkeypatch: Any):
+    def replace(model: nn.Module, plan: Any, settings: Any, origins: Any) -> None:
+        model.embed.weight = nn.Parameter(model.embed.weight.detach().clone())  # trains, as a fresh parameter does
+
+    monkeypatch.setattr("frostline.training.loop.convert_trained", replace)
+    outcome = toy.train(training={"max_steps": 1})
+    assert not outcome.model.embed.weight.requires_grad
+    assert weights(outcome.model)["embed.weight"].equal(weights(toy.model())["embed.weight"])
+
+
 def test_nan_loss_stops_before_the_step_and_names_step_and_last_good_checkpoint(toy: Any):
     stopped = toy.model()
     expected = r"loss is nan at step 4(.|\n)*last good checkpoint is .*step-000004"
@@ -191,9 +225,13 @@ def test_the_config_names_the_best_metric(toy: Any):
     assert outcome.result.best_step == 1
 
 
-def test_an_unknown_best_metric_is_refused_with_the_real_ones(toy: Any):
-    with pytest.raises(ConfigError, match=r"no metric is called 'f1'(.|\n)*possible: loss"):
-        toy.train(evaluation={"best": {"metric": "f1", "mode": "max"}})
+def test_an_unknown_best_metric_is_refused_with_the_real_ones_before_the_first_step(toy: Any):
+    task = toy.task()
+    with pytest.raises(
+        ConfigError, match=r"no metric is called 'los'(.|\n)*possible: did you mean `loss`\? loss, score"
+    ):
+        toy.train(task=task, evaluation={"at_start": False, "best": {"metric": "los", "mode": "max"}})
+    assert task.num_calls == 0
 
 
 def test_the_base_is_scored_before_the_first_step_and_never_counts_as_best(toy: Any):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from frostline.tree import tensor_digest
+from frostline.tree import tensor_checksum, tensor_digest
 from frostline.tree.hashing import _CHUNK_ELEMENTS
 
 
@@ -31,3 +31,22 @@ def test_empty_scalar_meta_and_long_tensors() -> None:
     before = tensor_digest(long)
     long[-1] = 1
     assert tensor_digest(long) != before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])
+@pytest.mark.parametrize("count", [0, 1, 7, 64])
+def test_a_checksum_sees_any_changed_element(dtype: torch.dtype, count: int) -> None:
+    tensor = torch.randint(0, 2, (count,)).to(dtype)
+    before = int(tensor_checksum(tensor))
+    assert int(tensor_checksum(tensor.clone())) == before
+    for index in range(count):
+        other = tensor.clone()
+        other.view(torch.uint8)[index * tensor.element_size()] ^= 1
+        assert int(tensor_checksum(other)) != before
+
+
+def test_a_checksum_takes_scalars_views_and_other_layouts() -> None:
+    assert int(tensor_checksum(torch.tensor(3))) == 3
+    tensor = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    assert int(tensor_checksum(tensor.t())) == int(tensor_checksum(tensor.t().contiguous()))
+    assert int(tensor_checksum(tensor.flatten()[1:])) == int(tensor_checksum(tensor.flatten()[1:].clone()))

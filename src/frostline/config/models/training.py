@@ -49,7 +49,11 @@ class TrainingConfig(Section):
     ] = Field(default="none", description="Weights of the labels in the loss.")
     label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="Share of each target spread over all labels.")
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of everything random.")
-    deterministic: bool = Field(default=True, description="Use only operations that give the same bits each time.")
+    deterministic: bool = Field(
+        default=True,
+        description="Choose kernels that give the same bits each time; where an operation has none, torch warns with "
+        "its name and runs another.",
+    )
     prove: bool = Field(
         default=True, description="Check in the first steps, and at the end, that just the plan has trained."
     )
@@ -119,8 +123,8 @@ class ParameterGroupConfig(Section):
 OptimizerName = Literal[
     "adamw", "adam", "sgd", "rmsprop", "adagrad", "adafactor", "adadelta", "adamax", "nadam", "radam"
 ]
-# Which optimizers read a setting; setting it for another one would be silently without effect.
-_READ_BY: dict[str, tuple[str, ...]] = {
+#: Which optimizers read a setting; setting it for another one would be silently without effect.
+OPTIMIZERS_BY_SETTING: dict[str, tuple[str, ...]] = {
     "betas": ("adamw", "adam", "adamax", "nadam", "radam"),
     "eps": ("adamw", "adam", "adamax", "nadam", "radam", "rmsprop", "adagrad", "adadelta"),
     "momentum": ("sgd", "rmsprop"),
@@ -152,7 +156,7 @@ class OptimizerConfig(Section):
     @classmethod
     def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:
         name = given.get("name", "adamw")
-        for setting, readers in _READ_BY.items():
+        for setting, readers in OPTIMIZERS_BY_SETTING.items():
             if setting in given and name not in readers and isinstance(name, str):
                 yield Fault(
                     (setting,),
