@@ -100,7 +100,7 @@ class LoRA(PEFT):
             if bank not in module._modules:
                 module.add_module(bank, FactorBank())
             cast("FactorBank", module._modules[bank])[adapter] = Factor(value)
-        adapted.adapter_settings[adapter] = LoRASettings(self.scaling, self.dropout)
+        adapted.frostline_settings[adapter] = LoRASettings(self.scaling, self.dropout)
         return module
 
     def to_config(self) -> dict[str, Any]:
