@@ -52,7 +52,7 @@ class LoRAMixin(InPlaceAdapted):
         rows = x.reshape(-1, x.shape[-1])
         out = functional.linear(rows, self.weight, self.bias)
         out = self._frostline_add(out, rows, in_place=type(out) is Tensor)
-        return out.view(*x.shape[:-1], out.shape[-1])
+        return out.view(x.shape[:-1] + out.shape[-1:])
 
     def _frostline_add(self, out: Tensor, x: Tensor, *, in_place: bool) -> Tensor:
         for name, settings in self.frostline_settings.items():
@@ -72,6 +72,7 @@ class LoRAMixin(InPlaceAdapted):
         return (up @ down) * self.frostline_settings[adapter].scaling
 
 
+@torch.fx.wrap  # one node of a graph: dtypes decide within, and a tracer has none
 def add_low_rank(
     out: Tensor,
     x: Tensor,
@@ -107,8 +108,8 @@ def add_low_rank(
 
 
 def _one_tensor(out: object, module: object) -> Tensor:
-    if isinstance(out, Tensor):
-        return out
+    if isinstance(out, (Tensor, torch.fx.Proxy)):
+        return cast("Tensor", out)
     base = getattr(module, "frostline_base_class", type(module)).__name__
     raise AdapterError(
         f"{base}.forward returns {type(out).__name__}, but LoRA adapts linears that return one tensor",

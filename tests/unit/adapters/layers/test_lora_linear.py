@@ -127,6 +127,15 @@ def test_dropout_acts_on_the_adapter_s_input_alone(rank: int) -> None:
     torch.testing.assert_close(layer(x), reference(layer, x))
 
 
+@pytest.mark.parametrize("kind", [nn.Linear, Own])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_symbolic_trace_computes_the_same(kind: type[nn.Linear], dtype: torch.dtype) -> None:
+    layer, x = adapted(kind, dtype), torch.randn(2, 3, 6, dtype=dtype)
+    traced = torch.fx.symbolic_trace(nn.Sequential(layer))
+    assert torch.equal(traced(x), layer(x))
+    assert torch.equal(traced(x[0]), layer(x[0]))
+
+
 @contextmanager
 def bytes_kept() -> Iterator[dict[int, int]]:
     """Bytes by storage that autograd keeps for backward."""
