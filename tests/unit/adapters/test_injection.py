@@ -149,7 +149,9 @@ def test_case_75_two_adapters_add_up(net: Any, tokens: Tensor, scattered: Callab
     layer = net.layers[0].q_proj
     scattered(net)
     x = torch.randn(5, 6)
-    expected = nn.functional.linear(x, layer.weight + layer.frostline_delta("a") + layer.frostline_delta("b"), layer.bias)
+    expected = nn.functional.linear(
+        x, layer.weight + layer.frostline_delta("a") + layer.frostline_delta("b"), layer.bias
+    )
     torch.testing.assert_close(layer(x), expected)
     assert [record.targets for record in adapters_of(net).values()] == [
         ("layers.0.q_proj", "layers.1.q_proj"),
