@@ -55,7 +55,7 @@ class InPlaceAdapted:
         kind = type(self)
         if isinstance(reduced, str) or "frostline_base_class" not in kind.__dict__:
             return cast("tuple[Any, ...]", reduced)  # a subclass that another library has made: not ours to name
-        make, arguments, *rest = cast("tuple[Any, ...]", reduced)
+        make, arguments, *rest = reduced
         arguments = tuple(self.frostline_base_class if value is kind else value for value in arguments)
         return (_rebuild, (kind.__bases__[0], make, arguments), *rest)
 
