@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from frostline.adapters import LoRA, adapters_of, disabled, inject, is_adapted, 
 from frostline.errors import AdapterError
 from frostline.preparation import prepare
 from frostline.sharing import load_adapter, save_adapter
+from frostline.trainability import plan_of
 
 Gradients = Callable[..., dict[str, Tensor]]
 
@@ -104,7 +106,7 @@ def test_merging_for_good_gives_a_plain_model(variant: Any) -> None:
     assert merge(model) is model
     assert model.state_dict().keys() == base.state_dict().keys()
     assert [type(module) for module in model.modules()] == [type(module) for module in base.modules()]
-    assert not {"adapters_enabled", "adapter_settings", "merged"} & {
+    assert not {"frostline_enabled", "frostline_settings", "frostline_merged"} & {
         name for module in model.modules() for name in vars(module)
     }
     assert not adapters_of(model)
@@ -237,6 +239,20 @@ def test_a_copy_and_a_state_dict_round_trip_are_the_same_model(variant: Any) -> 
     fresh.load_state_dict(model.state_dict())
     assert torch.equal(fresh.eval()(variant.tokens()), model(variant.tokens()))
     assert adapters_of(twin)["default"].targets == adapters_of(model)["default"].targets
+
+
+def test_a_pickled_model_is_the_same(variant: Any, tmp_path: Path) -> None:
+    model, plan = variant.trained()
+    torch.save(model, tmp_path / "model.pt")  # as users do; Frostline itself writes no pickle
+    for twin in (pickle.loads(pickle.dumps(model)), torch.load(tmp_path / "model.pt", weights_only=False)):
+        assert_same(snapshot(model), snapshot(twin))
+        assert torch.equal(twin.eval()(variant.tokens()), model.eval()(variant.tokens()))
+        assert adapters_of(twin) == adapters_of(model)
+        assert plan_of(twin).digest == plan.digest
+        plan_of(twin).verify(twin)
+        assert [type(module) for module in twin.modules()] == [type(module) for module in model.modules()]
+        twin.train()
+        assert [module.training for module in twin.modules()] == [module.training for module in model.train().modules()]
 
 
 def test_values_depend_on_seed_and_path_alone(variant: Any) -> None:

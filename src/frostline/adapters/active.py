@@ -60,18 +60,18 @@ def disabled(model: nn.Module) -> Iterator[None]:
         AdapterError: adapters are merged into the base weights.
     """
     adapted = [module for _, module in canonical_named_modules(model) if isinstance(module, InPlaceAdapted)]
-    if any(module.merged for module in adapted):
+    if any(module.frostline_merged for module in adapted):
         raise AdapterError(
             "the adapters are merged into the base weights, and cannot be switched off there",
             where="disabled",
             possible="a model whose adapters are not merged",
             fix="call unmerge(model) first",
         )
-    before = [module.adapters_enabled for module in adapted]
+    before = [module.frostline_enabled for module in adapted]
     for module in adapted:
-        module.adapters_enabled = False
+        module.frostline_enabled = False
     try:
         yield
     finally:
         for module, enabled in zip(adapted, before, strict=True):
-            module.adapters_enabled = enabled
+            module.frostline_enabled = enabled

@@ -70,6 +70,11 @@ class PEFT(ABC):
         """The kinds of layer that `supports` accepts, in words, for messages."""
         return "nn.Linear and its subclasses"
 
+    def remark(self, module: nn.Module) -> str:
+        """What the reader of a plan should know about adapting this module; empty for most."""
+        del module
+        return ""
+
     @abstractmethod
     def to_config(self) -> dict[str, Any]:
         """JSON-able config from which `from_config` builds an equal method."""

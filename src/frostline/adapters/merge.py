@@ -48,9 +48,9 @@ def merge(model: nn.Module, *, keep: bool = False) -> nn.Module:
             )
         wide = torch.promote_types(weight.dtype, torch.float32)
         total = weight.detach().to(wide)
-        for name in module.adapter_settings:
-            if name not in module.merged:
-                total = total + module.delta(name).detach().to(wide)
+        for name in module.frostline_settings:
+            if name not in module.frostline_merged:
+                total = total + module.frostline_delta(name).detach().to(wide)
         total = total.to(weight.dtype)
         if not bool(torch.isfinite(total).all()):
             raise AdapterError(
@@ -65,7 +65,7 @@ def merge(model: nn.Module, *, keep: bool = False) -> nn.Module:
             module.__dict__[_BASE_COPY] = module.weight.detach().clone()
         with torch.no_grad():
             module.weight.copy_(total)
-        module.merged = tuple(module.adapter_settings)
+        module.frostline_merged = tuple(module.frostline_settings)
     if not keep:
         remove_adapters(model)
     return model
@@ -86,7 +86,7 @@ def unmerge(model: nn.Module) -> nn.Module:
         if _BASE_COPY in module.__dict__:  # an adapter may have been injected into others since
             with torch.no_grad():
                 module.weight.copy_(module.__dict__.pop(_BASE_COPY))
-            module.merged = ()
+            module.frostline_merged = ()
     return model
 
 
@@ -97,7 +97,7 @@ def remove_adapters(model: nn.Module) -> None:
     for _, module in canonical_named_modules(model):
         if isinstance(module, LoRAMixin):
             plain = cast("nn.Module", module)
-            for name in list(module.adapter_settings):
+            for name in list(module.frostline_settings):
                 drop_factors(plain, name)
             plain.__dict__.pop(_BASE_COPY, None)
             restore_class(plain)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from frostline.adapters.base import ALL_LINEAR, PEFT
-from frostline.adapters.weight_readers import reader_of
+from frostline.adapters.obstacles import obstacle, weights_of
 from frostline.config.origin import Origin, Origins
 from frostline.errors import AdapterError, Problem
-from frostline.selectors import Selector, parse_selectors, require_matches
-from frostline.tree import ModuleTree, join_path
+from frostline.selectors import Selection, Selector, parse_selectors, require_matches
+from frostline.tree import ModuleTree
 
 _MAX_NAMES = 5
 
@@ -53,11 +53,13 @@ def find_targets(
 
     Raises:
         SelectorError: a target or exclude selects nothing.
-        AdapterError: a target has an unsupported layer, a tied weight or a parent that bypasses adapters; or nothing
-            is left to adapt.
+        AdapterError: a target has an unsupported layer, a tied weight, a parent that bypasses adapters or names that
+            the adapter needs; an exclude takes nothing away; or nothing is left to adapt.
     """
     origins = origins or Origins(prefix=("peft",))
-    excluded = _excluded(tree, method, origins)
+    excludes = _excludes(tree, method, origins)
+    excluded = _union((selection.modules for _, selection in excludes), len(tree.modules))
+    heads = _output_heads(tree) if method.target_modules == ALL_LINEAR else set[int]()
     left_alone = left_alone or bytearray(len(tree.modules))
     trained = trained_in_full or bytearray(len(tree.params))
     skips: dict[str, list[str]] = {}
@@ -65,7 +67,9 @@ def find_targets(
     problems: list[Problem] = []
     first = _first_paths(tree)
     ties = {id(tree.params[names[0]].param): names for names in tree.names_of_tensor.values()}
-    for selector, indices in _candidates(tree, method, origins, problems, skips):
+    reached: set[int] = set()
+    for selector, indices in _candidates(tree, method, origins, problems):
+        reached.update(other for index in indices for other in first.get(index, (index,)))
         indices = list(dict.fromkeys(first.get(index, (index,))[0] for index in indices))
         before = len(problems)
         label = f"target_modules {selector}" if selector else f"target_modules {ALL_LINEAR}"
@@ -73,8 +77,8 @@ def find_targets(
         kept = [
             index
             for index in indices
-            if not _skip(tree, first.get(index, (index,)), excluded, left_alone, trained, skips)
-            and _is_adaptable(tree, index, first.get(index, (index,)), ties, selector, skips, problems)
+            if not _skip(tree, first.get(index, (index,)), excluded, left_alone, trained, heads, skips)
+            and _is_adaptable(tree, index, first.get(index, (index,)), ties, method, selector, skips, problems)
         ]
         # A selector without candidates is optional, or has been refused as unsupported already.
         is_open = selector is None or (bool(indices) and not selector.optional)
@@ -82,6 +86,8 @@ def find_targets(
             problems.append(_nothing_left(label, origin, indices, tree, skips))
         for index in kept:
             chosen[index] = (f"{label} ({len(kept)} modules)" if len(kept) > 1 else label, origin)
+    # After another problem it is not known what the targets reach.
+    problems = problems or list(_dead_excludes(tree, excludes, reached))
     if problems:
         raise AdapterError.from_problems(_unique(problems))
     targets = tuple(Target(index, tree.modules[index].path, *chosen[index]) for index in sorted(chosen))
@@ -90,6 +96,11 @@ def find_targets(
         if index in first:
             names = " = ".join(tree.modules[other].path for other in first[index])
             notes.append(f"one module under several paths, adapted once: {names}")
+    remarks: dict[str, list[str]] = {}
+    for target in targets:
+        if remark := method.remark(tree.modules[target.index].module):
+            remarks.setdefault(remark, []).append(target.path)
+    notes.extend(f"{remark}: {_some(paths)}" for remark, paths in remarks.items())
     return Targets(targets, tuple(notes))
 
 
@@ -102,30 +113,47 @@ def _first_paths(tree: ModuleTree) -> Mapping[int, tuple[int, ...]]:
     return {index: indices for indices in shared for index in indices}
 
 
-def _excluded(tree: ModuleTree, method: PEFT, origins: Origins) -> bytearray:
-    mask = bytearray(len(tree.modules))
+def _excludes(tree: ModuleTree, method: PEFT, origins: Origins) -> list[tuple[Selector, Selection]]:
     selectors = parse_selectors(method.exclude_modules or [], origins.below("exclude_modules"))
-    for selection in require_matches(selectors, tree, need_params=False):
-        for index, is_set in enumerate(selection.modules):
+    return list(zip(selectors, require_matches(selectors, tree, need_params=False), strict=True))
+
+
+def _union(masks: Iterable[bytearray], size: int) -> bytearray:
+    union = bytearray(size)
+    for mask in masks:
+        for index, is_set in enumerate(mask):
             if is_set:
-                mask[index] = 1
-    return mask
+                union[index] = 1
+    return union
+
+
+def _dead_excludes(
+    tree: ModuleTree, excludes: Iterable[tuple[Selector, Selection]], reached: set[int]
+) -> Iterable[Problem]:
+    """Excludes that take nothing away: most likely one of the two lists does not say what was meant."""
+    for selector, selection in excludes:
+        if selector.optional or any(selection.modules[index] for index in reached):
+            continue
+        refs = tree.params if selector.selects_params else tree.modules
+        matched = _some([refs[index].path or "the root" for index in selection.matches])
+        targets = _some([tree.modules[index].path or "the root" for index in sorted(reached)])
+        yield Problem(
+            f"exclude_modules {selector} takes nothing away: no target is among what it matches",
+            str(selector.origin),
+            f"it matches {matched}\ntarget_modules reaches {targets or 'nothing'}",
+            "remove it, correct it or target_modules, or add `optional: true`",
+        )
 
 
 def _candidates(
-    tree: ModuleTree, method: PEFT, origins: Origins, problems: list[Problem], skips: dict[str, list[str]]
+    tree: ModuleTree, method: PEFT, origins: Origins, problems: list[Problem]
 ) -> Iterable[tuple[Selector | None, list[int]]]:
     """For each target selector the modules to look at: the match itself, or the supported layers below a container."""
     if method.target_modules == ALL_LINEAR:
-        heads = _output_heads(tree)
-        supported = [
-            index for index, ref in enumerate(tree.modules) if not ref.is_adapter and method.supports(ref.module)
-        ]
-        left_out = [index for index in supported if id(tree.modules[index].module) in heads]
-        if left_out:
-            reason = f"the output head (name it in target_modules instead of {ALL_LINEAR} to adapt it)"
-            skips[reason] = [tree.modules[index].path for index in left_out]
-        yield None, [index for index in supported if id(tree.modules[index].module) not in heads]
+        yield (
+            None,
+            [index for index, ref in enumerate(tree.modules) if not ref.is_adapter and method.supports(ref.module)],
+        )
         return
     selectors = parse_selectors(method.target_modules, origins.below("target_modules"))
     for selector in selectors:
@@ -188,24 +216,23 @@ def _skip(
     excluded: bytearray,
     left_alone: bytearray,
     trained: bytearray,
+    heads: set[int],
     skips: dict[str, list[str]],
 ) -> bool:
     """Whether the module under all its paths `indices` stays as it is; notes why. One path that says so is enough."""
-    weights = [_weight_of(tree, index) for index in indices]
+    weights = [weights_of(tree, index) for index in indices]
     if any(excluded[index] for index in indices):
         reason = "exclude_modules"
+    elif any(own and all(trained[weight] for weight in own) for own in weights):
+        reason = "trained in full"
     elif any(left_alone[index] for index in indices):
         reason = "inside freeze_modules"
-    elif any(weight is not None and trained[weight] for weight in weights):
-        reason = "trained in full"
+    elif id(tree.modules[indices[0]].module) in heads:
+        reason = f"the output head (name it in target_modules instead of {ALL_LINEAR} to adapt it)"
     else:
         return False
     skips.setdefault(reason, []).append(tree.modules[indices[0]].path)
     return True
-
-
-def _weight_of(tree: ModuleTree, index: int) -> int | None:
-    return tree.param_index.get(join_path(tree.modules[index].path, "weight"))
 
 
 def _is_adaptable(
@@ -213,49 +240,28 @@ def _is_adaptable(
     index: int,
     indices: tuple[int, ...],
     ties: Mapping[int, tuple[int, ...]],
+    method: PEFT,
     selector: Selector | None,
     skips: dict[str, list[str]],
     problems: list[Problem],
 ) -> bool:
     """Refuse what would be a dead or wrong adapter: named targets are an error, those of `all-linear` a note."""
-    ref = tree.modules[index]
-    fault: tuple[str, str] | None = None
-    if reader := next(filter(None, (reader_of(tree, other) for other in indices)), None):
-        fault = (f"{reader} reads its weight directly, so that an adapter would do nothing", "exclude_modules")
-    elif not ref.path:
-        fault = ("the root of the model cannot be adapted in place of itself", "wrap it in a parent module")
-    elif "forward" in ref.module.__dict__:
-        fault = (
-            "its forward is replaced on the instance (as by accelerate's hooks), so that an adapter would do nothing",
-            "add adapters before the hooks, or exclude it",
-        )
-    elif tied := _tied_names(tree, index, indices, ties):
-        fault = (
-            f"its weight is also {tied}: merging the adapter would change both",
-            "untie the weights, or exclude it",
-        )
-    if fault is None:
+    found = obstacle(tree, index, indices, ties, method)
+    if found is None:
         return True
+    reason, fix = found
+    path = tree.modules[index].path or "the root"
     if selector is None:
-        skips.setdefault(fault[0], []).append(ref.path)
+        skips.setdefault(reason, []).append(path)
     else:
-        problems.append(
-            Problem(f"{ref.path or 'the root'} cannot be adapted", str(selector.origin), fault[0], fault[1])
-        )
+        problems.append(Problem(f"{path} cannot be adapted", str(selector.origin), reason, fix))
     return False
-
-
-def _tied_names(tree: ModuleTree, index: int, indices: tuple[int, ...], ties: Mapping[int, tuple[int, ...]]) -> str:
-    """Names that the weight has in other modules; a module that is itself shared has no other owner."""
-    weight = _weight_of(tree, index)
-    names = () if weight is None else ties.get(id(tree.params[weight].param), ())
-    return ", ".join(tree.params[name].path for name in names if tree.params[name].owner not in indices)
 
 
 def _nothing_left(
     label: str, origin: Origin, indices: list[int], tree: ModuleTree, skips: Mapping[str, list[str]]
 ) -> Problem:
-    paths = {tree.modules[index].path for index in indices}
+    paths = {tree.modules[index].path or "the root" for index in indices}
     reasons = [
         f"{reason}: {_some([p for p in names if p in paths])}" for reason, names in skips.items() if paths & set(names)
     ]

@@ -76,11 +76,15 @@ def find_selection(selector: Selector, tree: ModuleTree) -> Selection:
             params[ref.param_start : ref.param_end] = b"\x01" * (ref.param_end - ref.param_start)
         for index in tree.adapter_params:
             params[index] = 0
-    for excepted in selector.excepts:
-        away = find_selection(excepted, tree)
+    aways = [find_selection(excepted, tree) for excepted in selector.excepts]
+    for away in aways:
         _clear(params, away.params)
-        _clear(modules, away.modules)
-    if selector.excepts:
+    for away in aways:
+        for index, is_set in enumerate(away.modules):
+            # An `except` within the excepted part may have left parameters below: then the module stays for these.
+            if is_set and params.find(1, tree.modules[index].param_start, tree.modules[index].param_end) < 0:
+                modules[index] = 0
+    if aways:
         kept = params if selector.selects_params else modules
         found = [index for index in found if kept[index]]
     return Selection(tuple(found), modules, params)

@@ -48,8 +48,8 @@ class Reach:
     """How far the freeze config reaches in the base tree: what adapter injection has to respect.
 
     Attributes:
-        left_alone: mask over modules: inside `freeze_modules` and not thawed.
-        trained_in_full: mask over parameters: thawed by a selector, or new.
+        left_alone: mask over modules: inside `freeze_modules` and not thawed, or with new parameters that it freezes.
+        trained_in_full: mask over parameters: thawed by a selector, or new and not frozen by one.
     """
 
     left_alone: bytearray
@@ -73,8 +73,11 @@ def reach_of(tree: ModuleTree, rules: FreezeRules, new: frozenset[str] = frozens
     selected_modules = [selector for selector in (*rules.freeze, *rules.unfreeze) if not selector.selects_params]
     require_matches(selected_modules, tree)
     left_alone = bytearray(len(tree.modules))
+    frozen = bytearray(len(tree.params))
     for selector in rules.freeze:
-        _set(left_alone, selector.select(tree).modules)
+        selection = selector.select(tree)
+        _set(left_alone, selection.modules)
+        _set(frozen, selection.params)
     trained = bytearray(len(tree.params))
     for selector in rules.unfreeze:
         selection = selector.select(tree)
@@ -83,7 +86,9 @@ def reach_of(tree: ModuleTree, rules: FreezeRules, new: frozenset[str] = frozens
             if is_set:
                 left_alone[index] = 0
     for index, ref in enumerate(tree.params):
-        if ref.path in new:
+        if ref.path in new and frozen[index] and not trained[index]:
+            left_alone[ref.owner] = 1
+        elif ref.path in new:
             trained[index] = 1
     return Reach(left_alone, trained)
 

@@ -15,7 +15,9 @@ from functools import cache, cached_property
 import torch
 from torch import nn
 from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
 
+from frostline.errors import ModelError
 from frostline.tree.walk import join_path, walk_modules
 from frostline.tree.wrappers import AdapterPart
 
@@ -103,7 +105,7 @@ class ModuleTree:
         """Read the structure of `model` (wrappers stripped). Linear in the number of modules; mutates nothing.
 
         Raises:
-            ModelError: a module contains itself.
+            ModelError: a module contains itself, two have one path, or a parameter has no shape yet.
         """
         tree = cls()
         modules, params = tree.modules, tree.params
@@ -117,6 +119,8 @@ class ModuleTree:
             ref = ModuleRef(path, module, parent, is_adapter, param_start=len(params))
             for name, param in module._parameters.items():
                 if param is not None:
+                    if is_lazy(param):
+                        raise _uninitialized(join_path(path, name), module)
                     params.append(
                         ParamRef(
                             join_path(path, name),
@@ -133,6 +137,8 @@ class ModuleTree:
             open_modules.append(index)
         for index in open_modules:
             _close(modules[index], len(modules), len(params))
+        if len(tree.module_index) < len(modules):
+            raise _ambiguous(modules)
         return tree
 
     def with_planned_params(self, additions: Mapping[int, Iterable[PlannedParam]]) -> ModuleTree:
@@ -226,3 +232,25 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 def _close(ref: ModuleRef, module_end: int, param_end: int) -> None:
     ref.end, ref.param_end = module_end, param_end
+
+
+def _uninitialized(path: str, module: nn.Module) -> ModelError:
+    return ModelError(
+        f"{path} has no shape yet ({type(module).__name__} takes it from its first input)",
+        where="the model",
+        possible="parameters whose shapes are known",
+        fix="run one batch through the model first, or write the layer with its input size",
+    )
+
+
+def _ambiguous(modules: Sequence[ModuleRef]) -> ModelError:
+    num_modules: dict[str, int] = {}
+    for ref in modules:
+        num_modules[ref.path] = num_modules.get(ref.path, 0) + 1
+    path = next(path for path, count in num_modules.items() if count > 1)
+    return ModelError(
+        f"{num_modules[path]} modules have the path {path!r}: a name with a dot in it reads like a path",
+        where="the model",
+        possible="one module for each path; torch's add_module takes no dots either",
+        fix="rename the child whose name holds a dot",
+    )

@@ -59,5 +59,5 @@ def test_a_copy_has_its_own_records_and_switch(net: Any, tokens: Tensor) -> None
     inject(twin, LoRA(rank=2), adapter="second")
     assert list(adapters_of(net)) == ["default"]
     with disabled(twin):
-        assert net.layers[0].q_proj.adapters_enabled
-        assert not twin.layers[0].q_proj.adapters_enabled
+        assert net.layers[0].q_proj.frostline_enabled
+        assert not twin.layers[0].q_proj.frostline_enabled

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from frostline.adapters import LoRA, adapters_of, inject, planned_params
+from frostline.adapters import LoRA, adapters_of, inject, planned_params, remove_adapters
 from frostline.adapters.layers import lora_linear
 from frostline.adapters.layers.in_place import InPlaceAdapted
 from frostline.adapters.targets import find_targets
@@ -132,10 +132,10 @@ def test_a_fault_in_the_middle_is_rolled_back(net: Any, monkeypatch: pytest.Monk
     assert net.state_dict().keys() == before.keys()
     assert list(adapters_of(net)) == ["a"]
     assert [type(layer.v_proj) for layer in net.layers] == [nn.Linear] * 2
-    assert list(net.layers[0].q_proj.adapter_settings) == ["a"]
+    assert list(net.layers[0].q_proj.frostline_settings) == ["a"]
     monkeypatch.undo()
     inject(net, LoRA(rank=3), adapter="b")
-    assert list(net.layers[0].q_proj.adapter_settings) == ["a", "b"]
+    assert list(net.layers[0].q_proj.frostline_settings) == ["a", "b"]
 
 
 def test_case_75_two_adapters_add_up(net: Any, tokens: Tensor, scattered: Callable[..., None]) -> None:
@@ -149,7 +149,9 @@ def test_case_75_two_adapters_add_up(net: Any, tokens: Tensor, scattered: Callab
     layer = net.layers[0].q_proj
     scattered(net)
     x = torch.randn(5, 6)
-    expected = nn.functional.linear(x, layer.weight + layer.delta("a") + layer.delta("b"), layer.bias)
+    expected = nn.functional.linear(
+        x, layer.weight + layer.frostline_delta("a") + layer.frostline_delta("b"), layer.bias
+    )
     torch.testing.assert_close(layer(x), expected)
     assert [record.targets for record in adapters_of(net).values()] == [
         ("layers.0.q_proj", "layers.1.q_proj"),
@@ -228,3 +230,27 @@ def test_what_was_planned_is_what_comes(net: Any, dtype: str) -> None:
     inject(net, method, adapter="x", targets=targets)
     made = {name: (tuple(p.shape), p.dtype) for name, p in net.named_parameters() if ".lora_" in name}
     assert made == planned
+
+
+class Keeping(nn.Linear):
+    """Has an attribute of its own, under any name, that its forward reads."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(4, 4)
+        self.name = name
+        setattr(self, name, 2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * getattr(self, self.name)
+
+
+@pytest.mark.parametrize("name", ["merged", "adapters_enabled", "adapter_settings", "factor", "delta", "adapter"])
+def test_attributes_of_the_base_s_own_stay(name: str) -> None:
+    model = nn.Sequential(Keeping(name), nn.Linear(4, 4))
+    x = torch.randn(2, 4)
+    before, held = model(x), set(vars(model[0]))
+    prepare(model, peft=LoRA(rank=2))
+    assert torch.equal(model(x), before)
+    remove_adapters(model)
+    assert set(vars(model[0])) == held
+    assert torch.equal(model(x), before)

@@ -61,7 +61,7 @@ def test_the_sum_is_rounded_once(scattered: Callable[..., None]) -> None:
     inject(net, LoRA(rank=2), adapter="b")
     scattered(net)
     layer: Any = net["proj"]
-    exact = layer.weight.float() + layer.delta("a") + layer.delta("b")
+    exact = layer.weight.float() + layer.frostline_delta("a") + layer.frostline_delta("b")
     merge(net)
     assert torch.equal(layer.weight, exact.bfloat16())
 

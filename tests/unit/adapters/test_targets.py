@@ -54,6 +54,38 @@ def test_a_module_of_which_only_the_bias_trains_is_adapted(net: Any) -> None:
     assert plan.decisions["layers.0.q_proj.bias"].trains
 
 
+@pytest.mark.parametrize("frozen", [["classifier"], [{"param": "classifier.*"}]])
+def test_a_new_head_that_stays_frozen_is_not_said_to_train(net: Any, frozen: Any) -> None:
+    net.classifier = nn.Linear(6, 3)
+    config = {"freeze_modules": frozen, "allow_frozen_new": True}
+    model, plan = prepare(net, peft=LoRA(), freeze_config=config, new=["classifier.weight", "classifier.bias"])
+    assert "classifier" not in adapters_of(model)["default"].targets
+    assert not any("trained in full" in note for note in plan.notes)
+    assert "not adapted, inside freeze_modules: classifier" in plan.notes
+
+
+@pytest.mark.parametrize(
+    "parametrize",
+    [
+        nn.utils.parametrizations.weight_norm,
+        nn.utils.parametrizations.spectral_norm,
+        nn.utils.parametrizations.orthogonal,
+        nn.utils.spectral_norm,
+    ],
+)
+def test_a_weight_that_is_computed_counts_as_trained_where_its_parameters_are(net: Any, parametrize: Any) -> None:
+    parametrize(net.layers[0].q_proj)
+    model, plan = prepare(net, peft=LoRA(), freeze_config={"unfreeze_modules": [{"path": "layers.0.q_proj"}]})
+    assert adapters_of(model)["default"].targets == tuple(ALL[1:])
+    assert "not adapted, trained in full: layers.0.q_proj" in plan.notes
+
+
+def test_a_shared_module_with_a_computed_weight_is_not_tied_to_itself(net: Any) -> None:
+    nn.utils.parametrizations.weight_norm(net.layers[0].q_proj)
+    net.again = net.layers[0].q_proj
+    assert paths(net) == ALL
+
+
 def test_what_freeze_modules_names_is_left_exactly_as_it_is(net: Any) -> None:
     model, plan = prepare(net, peft=LoRA(), freeze_config={"freeze_modules": [{"layers": 0}]})
     assert adapters_of(model)["default"].targets == tuple(ALL[2:])
@@ -62,7 +94,7 @@ def test_what_freeze_modules_names_is_left_exactly_as_it_is(net: Any) -> None:
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"], ["layers"], [{"type": "Linear"}]])
 def test_case_60_an_exclude_always_wins(net: Any, targets: Any) -> None:
-    excluded = ["lm_head", {"layers": 0}]
+    excluded = [{"path": "lm_head", "optional": True}, {"layers": 0}]
     assert paths(net, targets, exclude_modules=excluded) == ALL[2:]
     assert "exclude_modules: " in notes(net, targets, exclude_modules=excluded)
 
@@ -78,9 +110,31 @@ def test_an_exclude_that_excludes_nothing_is_an_error(net: Any) -> None:
     assert "lm_head" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("targets", "excluded", "matched"),
+    [
+        (["q_proj"], ["v_proj"], r"2 modules \(layers\.0\.v_proj, layers\.1\.v_proj\)"),
+        ("all-linear", ["norm"], r"2 modules \(layers\.0\.norm, layers\.1\.norm\)"),
+        ("all-linear", ["lm_head", {"param": "*.q_proj.bias"}], "2 modules"),
+        ([{"layers": 1}], [{"layers": 0}], r"layers\.0"),
+    ],
+)
+def test_an_exclude_that_takes_no_target_away_is_an_error(net: Any, targets: Any, excluded: Any, matched: str) -> None:
+    with pytest.raises(AdapterError, match=rf"takes nothing away(.|\n)*it matches {matched}") as caught:
+        paths(net, targets, exclude_modules=excluded)
+    (problem,) = caught.value.problems
+    assert problem.where == f"peft.exclude_modules[{len(excluded) - 1}]"
+    assert paths(net, targets, exclude_modules=[{"type": "LayerNorm", "optional": True}]) == paths(net, targets)
+
+
+def test_the_output_head_may_be_excluded_although_all_linear_leaves_it_out(net: Any) -> None:
+    assert paths(net, exclude_modules=["lm_head"]) == ALL
+    assert "exclude_modules: lm_head" in notes(net, exclude_modules=["lm_head"])
+
+
 @pytest.mark.parametrize("excluded", [{"type": "Linear"}, ["layers"]])
 def test_nothing_left_is_an_error_with_the_reason(net: Any, excluded: Any) -> None:
-    with pytest.raises(AdapterError, match=r"left with no module to adapt(.|\n)*exclude_modules: 4 modules"):
+    with pytest.raises(AdapterError, match=r"left with no module to adapt(.|\n)*exclude_modules: [45] modules"):
         paths(net, exclude_modules=excluded)
 
 
@@ -148,7 +202,7 @@ def test_cases_74_and_77_parameters_are_no_targets(net: Any) -> None:
 
 
 def test_the_root_cannot_be_adapted() -> None:
-    with pytest.raises(AdapterError, match="the root of the model"):
+    with pytest.raises(AdapterError, match="the root of the model cannot be adapted in place of itself: the root\n"):
         paths(nn.Linear(2, 2))
     with pytest.raises(AdapterError, match="the root"):
         paths(nn.Linear(2, 2), [{"type": "Linear"}])
@@ -255,3 +309,48 @@ def test_a_forward_replaced_on_the_instance_would_bypass_the_adapter(net: Any) -
 
 def test_an_optional_target_may_match_nothing(net: Any) -> None:
     assert paths(net, ["q_proj", {"glob": "*.k_proj", "optional": True}]) == [ALL[0], ALL[2]]
+
+
+class OwnModule(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.lora_A = nn.Linear(6, 2)
+
+
+class OwnParameter(nn.Linear):
+    """As in loralib."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.lora_B = nn.Parameter(torch.zeros(6, 2))
+
+
+class OwnMethod(nn.Linear):
+    def lora_A(self) -> None: ...
+
+
+@pytest.mark.parametrize("build", [OwnModule, OwnParameter, lambda: OwnMethod(6, 6)])
+def test_names_that_the_adapter_needs_must_be_free(net: Any, build: Callable[[], nn.Module]) -> None:
+    net.own = build()
+    state = set(net.state_dict())
+    with pytest.raises(AdapterError, match=r"own cannot be adapted(.|\n)*it has lora_[AB] of its own(.|\n)*exclude"):
+        prepare(net, peft=LoRA(target_modules=["q_proj", "own"]))
+    assert set(net.state_dict()) == state
+    assert paths(net, "all-linear") == ([*ALL, "own.lora_A"] if isinstance(net.own, OwnModule) else ALL)
+    assert "it has lora_" in notes(net)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("shape", [(0, 6), (6, 0)])
+def test_a_layer_without_elements_is_named(net: Any, shape: tuple[int, int]) -> None:
+    net.empty = nn.Linear(*shape)
+    with pytest.raises(AdapterError, match=r"empty cannot be adapted(.|\n)*its weight has no elements(.|\n)*exclude"):
+        prepare(net, peft=LoRA(target_modules=["empty"]))
+    assert "its weight has no elements, so that there is nothing to adapt: empty" in notes(net)
+
+
+def test_a_rank_above_the_smaller_side_is_noted(net: Any) -> None:
+    assert "exceeds" not in notes(net, rank=6)
+    assert "rank 7 exceeds the smaller side (6), which is the highest rank of an update there: 4 modules" in notes(
+        net, rank=7
+    )

@@ -259,6 +259,25 @@ def test_except_takes_modules_and_parameters_away(towers: ModuleTree) -> None:
     assert matched(towers, {"path": "model", "except": "vision_tower"}) == ["model"]
 
 
+def test_except_with_an_except_of_its_own_leaves_what_that_one_takes_back() -> None:
+    class Block(nn.Sequential):
+        pass
+
+    model = nn.ModuleDict({"layers": nn.ModuleList(Block(nn.Linear(1, 1), nn.ReLU()) for _ in range(3))})
+    tree = ModuleTree.from_model(model)
+    taken_back = {"type": "Block", "except": [{"param": "layers.1.*"}]}
+    value = {"type": "Sequential", "except": [taken_back]}
+    assert matched(tree, value) == ["layers.1"]
+    assert param_paths(tree, value) == {"layers.1.0.weight", "layers.1.0.bias"}
+    assert require_matches([parse_selector(value)], tree)[0].num_params == 2
+    # All that one leaves another may take: then nothing is left of the module.
+    value = {"type": "Sequential", "except": [taken_back, {"param": "layers.*"}]}
+    assert matched(tree, value) == []
+    value = {"type": "Linear", "except": [{"layers": ":", "except": [{"param": "*.1.0.bias"}, {"path": "layers.2"}]}]}
+    assert matched(tree, value) == ["layers.1.0", "layers.2.0"]
+    assert param_paths(tree, value) == {"layers.1.0.bias", "layers.2.0.weight", "layers.2.0.bias"}
+
+
 def test_adapters_are_reached_by_param_only() -> None:
     model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
     inject(model, LoRA(rank=1, target_modules=["a"]))

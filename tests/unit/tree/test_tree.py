@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from frostline.errors import ModelError
 from frostline.tree import AdapterPart, ModuleTree, PlannedParam
 
 
@@ -103,6 +104,23 @@ def test_reading_changes_nothing_and_needs_no_values(device: str) -> None:
         ("bias", (2,), False),
     ]
     assert tree.modules[0].name == ""
+
+
+def test_a_parameter_without_a_shape_is_refused() -> None:
+    model = nn.Sequential(nn.ReLU(), nn.LazyLinear(4))
+    with pytest.raises(ModelError, match=r"1\.weight has no shape yet \(LazyLinear(.|\n)*do:  .*run one batch"):
+        ModuleTree.from_model(model)
+    model(torch.zeros(2, 3))
+    assert ModuleTree.from_model(model).params[0].shape == (4, 3)
+
+
+def test_two_modules_at_one_path_are_refused() -> None:
+    model = nn.ModuleDict({"a": nn.ModuleDict({"b": nn.Linear(1, 1)})})
+    model._modules["a.c"] = nn.ReLU()  # past add_module, which takes no dots
+    assert [ref.path for ref in ModuleTree.from_model(model).modules] == ["", "a", "a.b", "a.c"]
+    model._modules["a.b"] = nn.Linear(1, 1)
+    with pytest.raises(ModelError, match=r"2 modules have the path 'a\.b'(.|\n)*do:  .*rename"):
+        ModuleTree.from_model(model)
 
 
 def test_case_87_work_is_linear_in_the_number_of_modules() -> None:

@@ -5,8 +5,9 @@ Base checkpoints still load and selectors still match, because no path changes. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,18 +34,36 @@ class FactorBank(AdapterPart, nn.ModuleDict):
 
 
 class InPlaceAdapted:
-    """Mixin put before the base class by `adapt_in_place`.
+    """Mixin put before the base class by `adapt_in_place`. It pickles and copies as its base class does.
+
+    Every name that it adds to a module begins with `frostline_`, because the base may have any attribute of its own.
 
     Attributes:
-        adapters_enabled: False makes the module compute exactly as its base.
-        adapter_settings: what the maths needs for each adapter, by name (scaling, dropout).
-        merged: names of adapters that are folded into the base weight at the moment.
+        frostline_enabled: False makes the module compute exactly as its base.
+        frostline_settings: what the maths needs for each adapter, by name (scaling, dropout).
+        frostline_merged: names of adapters that are folded into the base weight at the moment.
     """
 
-    adapters_enabled: bool
-    adapter_settings: dict[str, Any]
-    merged: tuple[str, ...]
+    frostline_enabled: bool
+    frostline_settings: dict[str, Any]
+    frostline_merged: tuple[str, ...]
     frostline_base_class: type[nn.Module]
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """As the base, which pickle finds by name, and then adapted again: the class itself has no importable name."""
+        reduced = super().__reduce_ex__(protocol)
+        kind = type(self)
+        if isinstance(reduced, str) or "frostline_base_class" not in kind.__dict__:
+            return cast("tuple[Any, ...]", reduced)  # a subclass that another library has made: not ours to name
+        make, arguments, *rest = reduced
+        arguments = tuple(self.frostline_base_class if value is kind else value for value in arguments)
+        return (_rebuild, (kind.__bases__[0], make, arguments), *rest)
+
+
+def _rebuild(mixin: type[InPlaceAdapted], make: Callable[..., nn.Module], arguments: tuple[Any, ...]) -> nn.Module:
+    module = make(*arguments)
+    module.__class__ = _adapted_class(mixin, type(module))  # type: ignore[assignment]
+    return module
 
 
 @cache
@@ -64,16 +83,16 @@ def adapt_in_place(module: nn.Module, mixin: type[InPlaceAdapted]) -> None:
     if isinstance(module, InPlaceAdapted):
         raise TypeError(f"{type(module).__name__} is already adapted by another method")
     module.__class__ = _adapted_class(mixin, type(module))  # type: ignore[assignment]
-    module.adapters_enabled = True  # type: ignore[assignment]
-    module.adapter_settings = {}  # type: ignore[assignment]
-    module.merged = ()  # type: ignore[assignment]
+    module.frostline_enabled = True  # type: ignore[assignment]
+    module.frostline_settings = {}  # type: ignore[assignment]
+    module.frostline_merged = ()  # type: ignore[assignment]
 
 
 def restore_class(module: nn.Module) -> None:
     """Undo `adapt_in_place`: the module is an ordinary instance of its base class again."""
     if isinstance(module, InPlaceAdapted):
         module.__class__ = module.frostline_base_class  # type: ignore[assignment]
-        for name in ("adapters_enabled", "adapter_settings", "merged"):
+        for name in ("frostline_enabled", "frostline_settings", "frostline_merged"):
             module.__dict__.pop(name, None)
 
 
@@ -81,10 +100,10 @@ def drop_adapter(module: nn.Module, adapter: str) -> None:
     """Undo the adaptation of `module` for one adapter; after the last one it is as `restore_class` leaves it."""
     if not isinstance(module, InPlaceAdapted):
         return
-    module.adapter_settings.pop(adapter, None)
+    module.frostline_settings.pop(adapter, None)
     plain = cast("nn.Module", module)
     drop_factors(plain, adapter)
-    if not module.adapter_settings:
+    if not module.frostline_settings:
         restore_class(plain)
 
 

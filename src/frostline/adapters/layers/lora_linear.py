@@ -33,7 +33,7 @@ class LoRAMixin(InPlaceAdapted):
     `lora_A.<adapter>.weight` is `[rank, in_features]`, `lora_B.<adapter>.weight` is `[out_features, rank]`.
     """
 
-    adapter_settings: dict[str, LoRASettings]
+    frostline_settings: dict[str, LoRASettings]
     if TYPE_CHECKING:
         lora_A: FactorBank
         lora_B: FactorBank
@@ -43,35 +43,36 @@ class LoRAMixin(InPlaceAdapted):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Base output plus the contribution of every adapter that is not merged; further arguments are the base's."""
-        if not self.adapters_enabled:
+        if not self.frostline_enabled:
             return super().forward(x, *args, **kwargs)  # type: ignore[misc]
         if self.frostline_base_class.forward is not nn.Linear.forward:
             out = super().forward(x, *args, **kwargs)  # type: ignore[misc]
-            return self._add_adapters(_one_tensor(out, self), x, in_place=False)
+            return self._frostline_add(_one_tensor(out, self), x, in_place=False)
         # Rows first: only an output that is no view can take the update in place without autograd copying it.
         rows = x.reshape(-1, x.shape[-1])
         out = functional.linear(rows, self.weight, self.bias)
-        out = self._add_adapters(out, rows, in_place=type(out) is Tensor)
-        return out.view(*x.shape[:-1], out.shape[-1])
+        out = self._frostline_add(out, rows, in_place=type(out) is Tensor)
+        return out.view(x.shape[:-1] + out.shape[-1:])
 
-    def _add_adapters(self, out: Tensor, x: Tensor, *, in_place: bool) -> Tensor:
-        for name, settings in self.adapter_settings.items():
-            if name not in self.merged:
-                down, up = self.factor("A", name), self.factor("B", name)
+    def _frostline_add(self, out: Tensor, x: Tensor, *, in_place: bool) -> Tensor:
+        for name, settings in self.frostline_settings.items():
+            if name not in self.frostline_merged:
+                down, up = self.frostline_factor("A", name), self.frostline_factor("B", name)
                 out = add_low_rank(out, x, down, up, settings, training=self.training, in_place=in_place)
         return out
 
-    def factor(self, letter: str, adapter: str) -> Tensor:
+    def frostline_factor(self, letter: str, adapter: str) -> Tensor:
         """Factor `A` or `B` of `adapter`."""
         bank = self.lora_A if letter == "A" else self.lora_B
         return cast("Tensor", bank[adapter].weight)
 
-    def delta(self, adapter: str) -> Tensor:
+    def frostline_delta(self, adapter: str) -> Tensor:
         """What `adapter` adds to the base weight: `[out_features, in_features]`, computed in its own dtype."""
-        down, up = self.factor("A", adapter), self.factor("B", adapter)
-        return (up @ down) * self.adapter_settings[adapter].scaling
+        down, up = self.frostline_factor("A", adapter), self.frostline_factor("B", adapter)
+        return (up @ down) * self.frostline_settings[adapter].scaling
 
 
+@torch.fx.wrap  # one node of a graph: dtypes decide within, and a tracer has none
 def add_low_rank(
     out: Tensor,
     x: Tensor,
@@ -107,8 +108,8 @@ def add_low_rank(
 
 
 def _one_tensor(out: object, module: object) -> Tensor:
-    if isinstance(out, Tensor):
-        return out
+    if isinstance(out, (Tensor, torch.fx.Proxy)):
+        return cast("Tensor", out)
     base = getattr(module, "frostline_base_class", type(module)).__name__
     raise AdapterError(
         f"{base}.forward returns {type(out).__name__}, but LoRA adapts linears that return one tensor",

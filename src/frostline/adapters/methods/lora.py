@@ -28,11 +28,11 @@ class LoRA(PEFT):
 
     Attributes:
         rank: inner size of the update, at least 1.
-        alpha: the update is scaled by alpha / rank; None means 2 x rank.
+        alpha: the update is scaled by alpha / rank, 0 < alpha <= 3.4e38; None means 2 x rank.
         dropout: probability, 0 <= dropout < 1, applied to the adapter's input while training.
         use_rslora: scale by alpha / sqrt(rank) instead (Kalajdzievski 2023, arXiv 2312.03732).
         target_modules: `all-linear` (every linear but the output head and modules trained in full) or selectors.
-        exclude_modules: selectors that always win.
+        exclude_modules: selectors that always win; one that takes none of the targets away is an error.
         dtype: of the adapter tensors; `auto` is float32 beside half-precision bases, else the base's dtype.
         seed: seeds the initial values together with the path of each module.
     """
@@ -75,6 +75,14 @@ class LoRA(PEFT):
         """Float `nn.Linear` and its subclasses."""
         return is_linear(module)
 
+    def remark(self, module: nn.Module) -> str:
+        """Where the rank is more than any update of this linear has."""
+        linear = cast("nn.Linear", module)
+        smaller = min(linear.in_features, linear.out_features)
+        if self.rank <= smaller:
+            return ""
+        return f"rank {self.rank} exceeds the smaller side ({smaller}), which is the highest rank of an update there"
+
     def planned(self, module: nn.Module, *, adapter: str = DEFAULT_NAME) -> Sequence[PlannedParam]:
         """The two factors."""
         linear = cast("nn.Linear", module)
@@ -104,7 +112,7 @@ class LoRA(PEFT):
             if bank not in module._modules:
                 module.add_module(bank, FactorBank())
             cast("FactorBank", module._modules[bank])[adapter] = Factor(value)
-        adapted.adapter_settings[adapter] = LoRASettings(self.scaling, self.dropout)
+        adapted.frostline_settings[adapter] = LoRASettings(self.scaling, self.dropout)
         return module
 
     def to_config(self) -> dict[str, Any]:
@@ -171,8 +179,9 @@ def _is_selection(value: Any) -> bool:
 _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
     "rank": (lambda value: type(value) is int and value >= 1, "an integer of at least 1", "try 8"),
     "alpha": (
-        lambda value: value is None or (_is_number(value) and 0 < value < math.inf),
-        "a number above 0",
+        # The scaling is applied by kernels that take it as a float32.
+        lambda value: value is None or (_is_number(value) and 0 < value <= torch.finfo(torch.float32).max),
+        "a number above 0, and at most 3.4e38",
         "try 2 x rank",
     ),
     "dropout": (

@@ -30,7 +30,11 @@ class PeftConfig(Section):
         description="Modules to adapt: `all-linear` (every supported linear but the output head and modules trained in "
         "full), or selectors.",
     )
-    exclude_modules: RawSelectors = Field(default=(), description="Selectors of modules never to adapt; always wins.")
+    exclude_modules: RawSelectors = Field(
+        default=(),
+        description="Selectors of modules never to adapt; always wins. One that takes none of the targets away is an "
+        "error.",
+    )
     rank: int = Field(default=8, ge=1, description="Rank of each adapter.")
     alpha: float | None = Field(default=None, gt=0, description="Scale of the adapters' output; null is 2 x rank.")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapters' input.")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +36,7 @@ def test_the_class_becomes_a_subclass_of_itself_and_back(base: type[nn.Linear]) 
     assert list(module.state_dict()) == ["weight", "bias"]
     restore_class(module)
     assert type(module) is base
-    assert not {"adapters_enabled", "adapter_settings", "merged"} & set(vars(module))
+    assert not {"frostline_enabled", "frostline_settings", "frostline_merged"} & set(vars(module))
 
 
 def test_two_mixins_do_not_mix() -> None:
@@ -53,7 +55,7 @@ def test_dropping_one_adapter_keeps_the_others() -> None:
     adapt_in_place(module, LoRAMixin)
     assert isinstance(module, LoRAMixin)
     module.lora_A = FactorBank({"a": Factor(torch.zeros(1, 2)), "b": Factor(torch.zeros(1, 2))})
-    module.adapter_settings.update(a=1, b=2)  # type: ignore[arg-type]
+    module.frostline_settings.update(a=1, b=2)  # type: ignore[arg-type]
     drop_adapter(module, "a")
     assert list(module.lora_A) == ["b"]
     drop_adapter(module, "b")
@@ -65,9 +67,28 @@ def test_a_copy_is_independent() -> None:
     module = nn.Linear(2, 3)
     adapt_in_place(module, LoRAMixin)
     twin = copy.deepcopy(module)
-    twin.adapter_settings["x"] = 1  # type: ignore[index]
-    assert not module.adapter_settings  # type: ignore[truthy-function]
+    twin.frostline_settings["x"] = 1  # type: ignore[index]
+    assert not module.frostline_settings  # type: ignore[truthy-function]
     assert type(twin) is type(module)
+
+
+class Slotted(nn.Linear):
+    """Says itself how it is rebuilt."""
+
+    def __reduce__(self) -> Any:
+        return Slotted, (self.in_features, self.out_features), self.__dict__
+
+
+@pytest.mark.parametrize("base", [nn.Linear, Special, Slotted])
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_an_adapted_module_pickles(base: type[nn.Linear], protocol: int) -> None:
+    module = base(2, 3)
+    adapt_in_place(module, LoRAMixin)
+    module.frostline_settings["x"] = 1  # type: ignore[index]
+    twin = pickle.loads(pickle.dumps(module, protocol))
+    assert type(twin) is type(module)
+    assert torch.equal(twin.weight, module.weight)
+    assert twin.frostline_settings == {"x": 1}
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ def adapted(kind: type[nn.Linear] = nn.Linear, dtype: torch.dtype = torch.float3
 
 
 def reference(layer: Any, x: Tensor) -> Tensor:
-    down, up = (layer.factor(letter, "default") for letter in "AB")
-    return x @ layer.weight.t() + layer.bias + (x @ down.t() @ up.t()) * layer.adapter_settings["default"].scaling
+    down, up = (layer.frostline_factor(letter, "default") for letter in "AB")
+    return x @ layer.weight.t() + layer.bias + (x @ down.t() @ up.t()) * layer.frostline_settings["default"].scaling
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, Own])
@@ -122,9 +122,18 @@ def test_dropout_acts_on_the_adapter_s_input_alone(rank: int) -> None:
     torch.manual_seed(1)
     dropped = nn.functional.dropout(x, 0.5)
     base = nn.functional.linear(x, layer.weight, layer.bias)
-    torch.testing.assert_close(out, base + dropped @ layer.delta("default").t())
+    torch.testing.assert_close(out, base + dropped @ layer.frostline_delta("default").t())
     layer.eval()
     torch.testing.assert_close(layer(x), reference(layer, x))
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, Own])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_symbolic_trace_computes_the_same(kind: type[nn.Linear], dtype: torch.dtype) -> None:
+    layer, x = adapted(kind, dtype), torch.randn(2, 3, 6, dtype=dtype)
+    traced = torch.fx.symbolic_trace(nn.Sequential(layer))
+    assert torch.equal(traced(x), layer(x))
+    assert torch.equal(traced(x[0]), layer(x[0]))
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def test_scaling(method: LoRA, scaling: float) -> None:
     ("key", "value"),
     [
         *(("rank", value) for value in (0, -1, 1.5, "8", True, None)),
-        *(("alpha", value) for value in (0, -1.0, "16", True, math.nan, math.inf)),
+        *(("alpha", value) for value in (0, -1.0, "16", True, math.nan, math.inf, 1e39, 1e300, 10**400)),
         *(("dropout", value) for value in (1, 1.5, -0.1, "0.1", False, math.nan)),
         *(("use_rslora", value) for value in (1, "yes", None)),
         *(("target_modules", value) for value in ([], (), "", {}, None, 3)),
