@@ -32,7 +32,11 @@ class PeftConfig(Section):
     )
     exclude_modules: RawSelectors = Field(default=(), description="Selectors of modules never to adapt; always wins.")
     rank: int = Field(default=8, ge=1, description="Rank of each adapter.")
-    alpha: float | None = Field(default=None, gt=0, description="Scale of the adapters' output; null is 2 x rank.")
+    alpha: float | None = Field(
+        default=None,
+        gt=0,
+        description="Strength of the adapters: their output is scaled by alpha / rank. Null is 2 x rank.",
+    )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapters' input.")
     use_rslora: bool = Field(default=False, description="Scale by alpha / sqrt(rank) instead of alpha / rank.")
     dtype: Dtype = Field(default="auto", description="Number format of the adapters.")
