@@ -55,6 +55,11 @@ class Section(BaseModel):
     """The key to show to someone who wrote a plain value where this mapping belongs."""
 
     @classmethod
+    def variant(cls, given: Any) -> type[Section]:
+        """The section that `given` is read as in place of this one: where a key decides which others there are."""
+        return cls
+
+    @classmethod
     def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:
         """Faults of the raw values under canonical names; must bear values of any type. Overridden by sections."""
         return iter(())
@@ -116,6 +121,7 @@ def walk_sections(
     if not isinstance(value, Mapping):
         return
     given: Mapping[str, Any] = typing.cast("Mapping[str, Any]", value)
+    section = section.variant(given)
     yield section, given, keys
     for name, field in section.model_fields.items():
         below = subsection(field)

@@ -6,7 +6,7 @@ from frostline.config.models.config import RECIPE_NAMES, Config
 from frostline.config.models.data import ColumnsConfig, DataConfig, SourceConfig
 from frostline.config.models.freeze import FreezeConfig
 from frostline.config.models.model import Dtype, ModelConfig, TokenizerConfig
-from frostline.config.models.peft import PeftConfig
+from frostline.config.models.peft import MethodConfig, PeftConfig, is_of_another_method
 from frostline.config.models.run import (
     BestConfig,
     CheckpointConfig,
@@ -33,6 +33,7 @@ __all__ = [
     "EarlyStoppingConfig",
     "EvaluationConfig",
     "FreezeConfig",
+    "MethodConfig",
     "ModelConfig",
     "OptimizerConfig",
     "OptimizerName",
@@ -43,4 +44,5 @@ __all__ = [
     "TokenizerConfig",
     "TrackingConfig",
     "TrainingConfig",
+    "is_of_another_method",
 ]

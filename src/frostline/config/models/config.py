@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Any, ClassVar, cast
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from frostline.config.models.data import DataConfig
 from frostline.config.models.freeze import FreezeConfig
 from frostline.config.models.model import ModelConfig, TokenizerConfig
-from frostline.config.models.peft import PeftConfig
+from frostline.config.models.peft import MethodConfig, PeftConfig, is_of_another_method
 from frostline.config.models.run import CheckpointConfig, EvaluationConfig, TrackingConfig
 from frostline.config.models.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from frostline.config.origin import join_keys
@@ -41,6 +41,12 @@ _ONLY_FOR: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 
+Peft = Annotated[
+    Annotated[PeftConfig, Tag("<lora>")] | Annotated[MethodConfig, Tag("<method>")],
+    Discriminator(lambda given: "<method>" if is_of_another_method(given) else "<lora>"),
+    Expects(f"a mapping with the keys {', '.join(PeftConfig.model_fields)}"),
+]
+
 
 def _known_recipe(name: str) -> str:
     if name not in RECIPE_NAMES and not entry_points(group="frostline.recipes", name=name):
@@ -60,7 +66,7 @@ class Config(Section):
     model: ModelConfig = Field(description=ModelConfig.__doc__)
     tokenizer: TokenizerConfig = Field(default=TokenizerConfig(), description=TokenizerConfig.__doc__)
     freeze_config: FreezeConfig = Field(default=FreezeConfig(), description=FreezeConfig.__doc__)
-    peft: PeftConfig | None = Field(default=None, description=PeftConfig.__doc__)
+    peft: Peft | None = Field(default=None, description=PeftConfig.__doc__)
     data: DataConfig = Field(description=DataConfig.__doc__)
     training: TrainingConfig = Field(default=TrainingConfig(), description=TrainingConfig.__doc__)
     optimizer: OptimizerConfig = Field(default=OptimizerConfig(), description=OptimizerConfig.__doc__)
