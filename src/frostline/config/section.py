@@ -6,7 +6,7 @@ Knows nothing of particular keys, of files or of lines.
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,12 +32,22 @@ class Expects:
     """Field metadata: what the value must be, in words, where the type does not say it well.
 
     Attributes:
-        phrase: completes "possible: ...".
-        options: the fixed words among the values, where the type does not name them.
+        say: completes "possible: ..."; a function where that is known only when a message is made.
+        words: the fixed words among the values, where the type does not name them; likewise.
     """
 
-    phrase: str
-    options: tuple[str, ...] = ()
+    say: str | Callable[[], str]
+    words: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()
+
+    @property
+    def phrase(self) -> str:
+        """What the value must be."""
+        return self.say if isinstance(self.say, str) else self.say()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The fixed words among the values."""
+        return self.words if isinstance(self.words, tuple) else self.words()
 
 
 class Section(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frostline.config.models.config import RECIPE_NAMES, Config
+from frostline.config.models.config import Config
 from frostline.config.models.data import ColumnsConfig, DataConfig, SourceConfig
 from frostline.config.models.freeze import FreezeConfig
 from frostline.config.models.model import Dtype, ModelConfig, TokenizerConfig
@@ -23,7 +23,6 @@ from frostline.config.models.training import (
 )
 
 __all__ = [
-    "RECIPE_NAMES",
     "BestConfig",
     "CheckpointConfig",
     "ColumnsConfig",
