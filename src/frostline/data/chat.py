@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -73,7 +74,7 @@ def render_chats(
     """
     template = _template(tokenizer, origin)
     marks = train_on != "all" and _GENERATION.search(template) is not None
-    opener = _turn_opener(tokenizer) if marks else None
+    opener = _turn_opener(tokenizer, origin) if marks else None
     for first in range(0, len(conversations), _CHUNK):
         chunk = [_with_system(messages, system) for messages in conversations[first : first + _CHUNK]]
         if marks:
@@ -108,12 +109,10 @@ def _by_mark(
     number: int,
     origin: Origin | None,
 ) -> Encoded:
-    try:
+    with _rendering(f"example {number}", origin):
         encoded: Any = tokenizer.apply_chat_template(
             messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
-    except Exception as error:
-        raise _refused(number, error, origin) from error
     ids: list[int] = encoded["input_ids"]
     mask: list[int] = list(encoded["assistant_masks"])
     special = {token for token in tokenizer.all_special_ids if token not in (opener, tokenizer.bos_token_id)}
@@ -133,13 +132,15 @@ def _by_mark(
     return Encoded(ids, labels)
 
 
-def _turn_opener(tokenizer: PreTrainedTokenizerBase) -> int | None:
+def _turn_opener(tokenizer: PreTrainedTokenizerBase, origin: Origin | None) -> int | None:
     """First token of the header that opens an assistant turn (None if the template writes none)."""
     probe = [{"role": "user", "content": "x"}]
-    without, with_header = (
-        _tokenize(tokenizer, [str(tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=add))])[0]
-        for add in (False, True)
-    )
+    with _rendering("a message of the user", origin):
+        texts = [
+            str(tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=add))
+            for add in (False, True)
+        ]
+    without, with_header = _tokenize(tokenizer, texts)
     return with_header[len(without)] if len(with_header) > len(without) else None
 
 
@@ -194,12 +195,10 @@ def _plan(
     origin: Origin | None,
 ) -> tuple[str, list[_Turn]]:
     def render(upto: int, header: bool = False) -> str:
-        if upto == 0:  # many templates look at the first message, so that none cannot be rendered
-            return _opening(tokenizer, whole, header)
-        try:
+        with _rendering(f"example {number}", origin):
+            if upto == 0:  # many templates look at the first message, so that none cannot be rendered
+                return _opening(tokenizer, whole, header)
             return str(tokenizer.apply_chat_template(messages[:upto], tokenize=False, add_generation_prompt=header))
-        except Exception as error:
-            raise _refused(number, error, origin) from error
 
     whole = render(len(messages))
     if train_on == "all":
@@ -271,13 +270,21 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list
     return [list(ids) for ids in encoded["input_ids"]]
 
 
-def _refused(number: int, error: Exception, origin: Origin | None) -> DataError:
-    return DataError(
-        f"the chat template cannot render example {number}: {error}",
-        where=origin,
-        possible="what the template expects: often user and assistant in turn, a system message only at the start",
-        fix="correct that example (they count from 0, after duplicates were removed), or set `tokenizer.chat_template`",
-    )
+@contextmanager
+def _rendering(what: str, origin: Origin | None) -> Iterator[None]:
+    """Inside, what a template raises is a `DataError`: a refusal of its own, or its Python meeting another message."""
+    from jinja2 import TemplateError
+
+    try:
+        yield
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise DataError(
+            f"the chat template cannot render {what}: {error}",
+            where=origin,
+            possible="what the template expects: often user and assistant in turn, a system message only at the start",
+            fix="correct the example (they count from 0, after duplicates were removed), or set "
+            "`tokenizer.chat_template`",
+        ) from error
 
 
 def _not_a_beginning(number: int, message: int, origin: Origin | None) -> DataError:
