@@ -7,13 +7,13 @@ of what columns mean.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from frostline.config.origin import Origin
+from frostline.data.packages import PREFIX, find_in_package
 from frostline.data.readers import READERS, EncodingErrors, label_folders, read_label_folder
 from frostline.data.rows import Rows, place
 from frostline.errors import DataError
@@ -60,8 +60,8 @@ def load_source(
     """
     if not source.strip():
         raise DataError("the data source is an empty string", where=origin, possible=_KINDS, fix="name a source")
-    if source.startswith("package:"):
-        path = _package_path(source, origin)
+    if source.startswith(PREFIX):
+        _, path = find_in_package(source, place(source, origin), DataError)
     else:
         path = Path(source).expanduser()
         if not path.exists():
@@ -175,37 +175,6 @@ def _nothing_in(folder: Path, split: str | None, origin: Origin | None) -> DataE
         possible=f"it holds: {', '.join(entries[:12]) + (' ...' if len(entries) > 12 else '') or 'nothing'}",
         fix=fix,
     )
-
-
-def _package_path(source: str, origin: Origin | None) -> Path:
-    package, _, inside = source.removeprefix("package:").partition("/")
-    if not package.isidentifier():
-        raise DataError(
-            f"{source!r} does not name a Python package",
-            where=origin,
-            possible="package:PACKAGE/folder or package:PACKAGE/folder/file, with the name used in `import`",
-            fix="write the import name of the package, then / and the path inside it",
-        )
-    spec = importlib.util.find_spec(package)  # a top-level name: finds, does not import
-    if spec is None or not spec.submodule_search_locations:
-        raise DataError(
-            f"the Python package {package!r} is not installed",
-            where=place(source, origin),
-            possible="the import name of a package that is installed beside frostline",
-            fix=f"pip install the distribution that provides it (often: pip install {package.replace('_', '-')})",
-        )
-    roots = [Path(location) for location in spec.submodule_search_locations]
-    if ".." in inside.split("/"):
-        raise DataError(
-            f"{source!r} leaves the package",
-            where=origin,
-            possible="a path inside the package",
-            fix="remove `..`, or name the file by its own path",
-        )
-    for root in roots:
-        if (root / inside).exists():
-            return root / inside
-    raise _missing(roots[0] / inside, source, origin)
 
 
 def _missing(path: Path, source: str, origin: Origin | None) -> DataError:

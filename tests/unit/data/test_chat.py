@@ -147,7 +147,7 @@ def test_a_template_that_refuses(tokenizer: PreTrainedTokenizerFast) -> None:
 def test_a_template_whose_expressions_fail(
     tokenizer: PreTrainedTokenizerFast, expression: str, error: str, marked: bool
 ) -> None:
-    mark = "{% generation %}{{ messages[1]['content'] }}{% endgeneration %}" if marked else ""
+    mark = "{% generation %}{{ messages[-1]['content'] }}{% endgeneration %}" if marked else ""
     tokenizer.chat_template = f"{mark}{{{{ {expression} }}}}"
     with pytest.raises(DataError, match=f"cannot render (example 0|a message of the user): .*{error}"):
         render_chat(tokenizer, FOUR)
