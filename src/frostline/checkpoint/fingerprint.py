@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
-from frostline.errors import CheckpointError
+from frostline.errors import CheckpointError, Place
 from frostline.tree import canonical_named_parameters
 
 _BLOCK_BYTES = 16 * 1024
@@ -55,7 +55,7 @@ class BaseIdentity:
         known = cls.__dataclass_fields__
         return cls(**{key: value for key, value in values.items() if key in known})
 
-    def check_same(self, given: BaseIdentity, *, where: object) -> None:
+    def check_same(self, given: BaseIdentity, *, where: Place) -> None:
         """Raise unless `given` (the base in memory) is the one that `self` (in the checkpoint) names.
 
         Raises:

@@ -51,7 +51,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], shown: Mapping[str,
         raise CheckpointError(
             "; ".join(faults[:8]) or "there is nothing to save: the trained part is empty",
             where=path,
-            fix="go on from the last good checkpoint" if faults else None,
+            fix="go on from the last good checkpoint"
+            if faults
+            else "let something train: thaw parameters in `freeze_config`, or give `peft`",
             possible="tensors with finite values",
         )
     # A clone of what shares memory with a larger tensor: safetensors writes whole storages only.

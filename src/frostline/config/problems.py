@@ -143,7 +143,7 @@ def _missing(section: type[Section], keys: tuple[Key, ...], parent: Any, origins
     return Problem(
         f"`{join_keys(keys)}` is missing; given {'there' if keys[:-1] else 'at the top level'}: {given}",
         where,
-        field.description if phrase(field) == "text" else phrase(field),
+        (field.description or "text") if phrase(field) == "text" else phrase(field),
         f"add {place}, for example: {inner}",
     )
 

@@ -23,8 +23,8 @@ class Fault:
 
     keys: tuple[Key, ...]
     what: str
-    possible: str | None = None
-    fix: str | None = None
+    possible: str
+    fix: str
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _template(tokenizer: PreTrainedTokenizerBase, origin: Origin | None) -> str:
     if not getattr(tokenizer, "chat_template", None):
         raise DataError(
             f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template, so messages have no text",
-            where=origin,
+            where=origin or "the conversations",
             possible="an instruction-tuned model, or a template file",
             fix="set `tokenizer.chat_template: FILE`, or use prompt/completion or text data",
         )
@@ -120,7 +120,7 @@ def _by_mark(
     if not runs and any(message.get("role") == "assistant" for message in messages):
         raise DataError(
             f"the chat template marks no assistant text in example {number}",
-            where=origin,
+            where=origin or "the conversations",
             possible="{% generation %} ... {% endgeneration %} around the assistant's content",
             fix="correct the template, or remove the marks: turns are then located by rendering",
         )
@@ -280,7 +280,7 @@ def _rendering(what: str, origin: Origin | None) -> Iterator[None]:
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise DataError(
             f"the chat template cannot render {what}: {error}",
-            where=origin,
+            where=origin or "the conversations",
             possible="what the template expects: often user and assistant in turn, a system message only at the start",
             fix="correct the example (they count from 0, after duplicates were removed), or set "
             "`tokenizer.chat_template`",
@@ -291,7 +291,7 @@ def _not_a_beginning(number: int, message: int, origin: Origin | None) -> DataEr
     return DataError(
         f"the chat template renders the turns before message {message} of example {number} differently when more "
         "follows, so the assistant's tokens cannot be located",
-        where=origin,
+        where=origin or "the conversations",
         possible="train_on: last (only the last turn has to be located), or a template that marks the assistant's "
         "text with {% generation %}",
         fix="set `data.train_on: last`, or give such a template in `tokenizer.chat_template`",

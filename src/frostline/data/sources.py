@@ -59,7 +59,9 @@ def load_source(
         DataError: the source is missing, empty, of no known kind, malformed or not UTF-8.
     """
     if not source.strip():
-        raise DataError("the data source is an empty string", where=origin, possible=_KINDS, fix="name a source")
+        raise DataError(
+            "the data source is an empty string", where=origin or "source", possible=_KINDS, fix="name a source"
+        )
     if source.startswith(PREFIX):
         _, path = find_in_package(source, place(source, origin), DataError)
     else:
@@ -73,7 +75,7 @@ def load_source(
     if name is not None:
         raise DataError(
             f"`name: {name}` was given for {source}, which is not a hub data set",
-            where=origin,
+            where=origin or source,
             possible="`name` chooses a configuration of a hub data set org/name",
             fix="remove `name`",
         )
@@ -89,14 +91,14 @@ def _load_file(path: Path, split: str | None, origin: Origin | None, encoding_er
     if reader is None:
         raise DataError(
             f"{path} is of no kind that can be read ({path.suffix or 'no ending'})",
-            where=origin,
+            where=origin or path,
             possible=_KINDS,
             fix='convert it to .jsonl, one object a line, as {"text": "..."}',
         )
     if split is not None:
         raise DataError(
             f"`split: {split}` was given for the single file {path}",
-            where=origin,
+            where=origin or path,
             possible="a split chooses within a hub data set or a folder",
             fix="remove `split`, or name the file of that split",
         )
@@ -191,7 +193,7 @@ def _missing(path: Path, source: str, origin: Origin | None) -> DataError:
         possible = f"in {parent}: {', '.join(data[:10]) or 'no data file or folder'}"
     return DataError(
         f"there is no file or folder {path}" if str(path) == source else f"there is no {source} ({path})",
-        where=origin,
+        where=origin or source,
         possible=possible,
         fix=f"correct the path (it is relative to {Path.cwd()})" if not path.is_absolute() else "correct the path",
     )
@@ -201,7 +203,7 @@ def _not_empty(rows: Rows, source: str, origin: Origin | None) -> Rows:
     if len(rows) == 0:
         raise DataError(
             f"{source} is empty: it holds no example",
-            where=origin,
+            where=origin or source,
             possible="at least one example",
             fix="check that the file was written completely, or name another source",
         )

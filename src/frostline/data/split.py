@@ -56,7 +56,7 @@ def remove_overlap(
     if not kept:
         raise DataError(
             f"every example of {rows.source} is also in {other.source}, so nothing is left to {use}",
-            where=origin,
+            where=origin or rows.source,
             possible="training, validation and test data that are not the same data",
             fix="name another source, a fraction (`validation: 0.1`) to split it from the training data, or keep what "
             "they share with `deduplicate: false`",
@@ -127,7 +127,7 @@ def _keys(rows: Rows, keys: Sequence[str], origin: Origin | None) -> Iterator[tu
 def _bad_split(validation: float | int, num_rows: int, origin: Origin | None) -> DataError:
     return DataError(
         f"validation: {validation} of {num_rows:,} examples leaves no example for training or for validation",
-        where=origin,
+        where=origin or "validation",
         possible=f"a fraction between 0 and 1, or a number from 1 to {max(num_rows - 1, 1):,}"
         if num_rows > 1
         else "at least two different examples",
