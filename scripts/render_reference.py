@@ -63,7 +63,9 @@ def _below(value: Schema, schema: Schema) -> tuple[Schema | None, bool]:
     """The section that a key holds, and whether it holds a list of them."""
     found: list[Schema] = []
     many = value.get("type") == "array" and "$ref" in value.get("items", {})
-    for option in [value["items"]] if many else [value, *value.get("anyOf", [])]:
+    options = [value["items"]] if many else [value, *value.get("anyOf", [])]
+    options += [inner for option in options for inner in option.get("oneOf", [])]
+    for option in options:
         if "$ref" in option:
             found.append(schema["$defs"][option["$ref"].rpartition("/")[2]])
     if not found:

@@ -10,14 +10,27 @@
     ├── CheckpointError      (RuntimeError)  a checkpoint or run folder is missing, damaged or of another run
     └── TrainingError        (RuntimeError)  training had to stop (loss not finite, a gradient that never came)
 
-This file knows nothing of configs, models or files: it only formats.
+All four parts are required arguments, so that the type checker finds an error that lacks one. This file knows nothing
+of configs, models or files: it only formats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from pathlib import Path
+from typing import Protocol, Self
+
+
+class _Origin(Protocol):
+    """What `frostline.config.Origin` has and None has not."""
+
+    @property
+    def short(self) -> str: ...
+
+
+Place = str | Path | _Origin
+"""Where a value came from: `frostline.config.Origin`, a path, or words."""
 
 
 @dataclass(frozen=True)
@@ -32,43 +45,41 @@ class Problem:
     """
 
     what: str
-    where: str | None = None
-    possible: str | None = None
-    fix: str | None = None
+    where: str
+    possible: str
+    fix: str
 
     def __str__(self) -> str:
         lines = [self.what]
         for label, text in (("where", self.where), ("possible", self.possible), ("do", self.fix)):
-            if text:
-                indented = text.replace("\n", "\n" + " " * 12)
-                lines.append(f"  {label + ':':<10}{indented}")
+            indented = text.replace("\n", "\n" + " " * 12)
+            lines.append(f"  {label + ':':<10}{indented}")
         return "\n".join(lines)
 
 
 class FrostlineError(Exception):
-    """Base of all errors raised on purpose; carries one or more `Problem`.
-
-    `where` takes anything printable (a `frostline.config.Origin`, a path, a string).
-    """
+    """Base of all errors raised on purpose; carries one or more `Problem`."""
 
     def __init__(
         self,
-        what: str = "",
+        what: str,
         *,
-        where: object | None = None,
-        possible: str | None = None,
-        fix: str | None = None,
-        problems: Sequence[Problem] = (),
+        where: Place,
+        possible: str,
+        fix: str,
     ) -> None:
-        if not problems:
-            problems = (Problem(what, None if where is None else str(where), possible, fix),)
-        self.problems: tuple[Problem, ...] = tuple(problems)
-        super().__init__(self.render())
+        self._carry((Problem(what, str(where), possible, fix),))
 
     @classmethod
     def from_problems(cls, problems: Iterable[Problem]) -> Self:
         """One error that reports all `problems` together."""
-        return cls(problems=tuple(problems))
+        error = cls.__new__(cls)
+        error._carry(tuple(problems))
+        return error
+
+    def _carry(self, problems: tuple[Problem, ...]) -> None:
+        self.problems: tuple[Problem, ...] = problems
+        super().__init__(self.render())
 
     def render(self) -> str:
         """The message as printed: one block a problem, numbered when there are several."""

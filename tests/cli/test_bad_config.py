@@ -291,3 +291,23 @@ def test_debug_shows_the_traceback(bench: Any) -> None:
 
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         bench.run("plan", "nowhere.yaml", "--debug")
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "possible"),
+    [
+        ("dataloader_num_workers: 2", "`dataloader_num_workers` is a key of", "nothing needs to be set"),
+        ("load_best_model_at_end: true", "`load_best_model_at_end` is a key of", "nothing needs to be set"),
+        ("data: &data {train: *data}", "`*data` refers to the value that it is part of", "values that have ended"),
+        ("data: " + "[" * 60 + "]" * 60, "nested more than 50 deep", "at most 50 levels"),
+        ("training: {seed: !!int ten}", "not a valid value: `ten` is no !!int", "numbers"),
+    ],
+)
+def test_messages_that_have_no_value_of_ours_to_offer_have_four_parts(
+    bench: Any, text: str, what: str, possible: str
+) -> None:
+    data = "" if text.startswith("data:") else "data: {train: t.jsonl}\n"
+    bench.write("config.yaml", f"recipe: causal_lm\nmodel: some/model\n{data}{text}\n")
+    outcome = bench.refused("plan", "config.yaml")
+    assert what in outcome.error
+    assert possible in outcome.part("possible")

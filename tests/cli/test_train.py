@@ -147,8 +147,29 @@ def test_resume_with_other_freeze_rules_needs_the_flag_and_trains_more_with_it(b
     trained(bench, "config.yaml", "--resume", thaw)
 
 
-def test_resume_may_change_how_often_checkpoints_are_kept(bench: Any, finished: Path) -> None:
-    trained(bench, "config.yaml", "--resume", "checkpoint.keep=1")
+def test_resume_may_change_how_often_checkpoints_are_written_and_kept(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from frostline.training import loop
+
+    save, saved = loop.save_checkpoint, []
+
+    def stopped(*args: Any, **options: Any) -> Path:
+        if len(saved) == 3:
+            raise KeyboardInterrupt
+        saved.append(save(*args, **options))
+        return saved[-1]
+
+    def names() -> list[str]:
+        return sorted(path.name for path in Path("run/checkpoints").glob("step-*"))
+
+    bench.config(training={"max_steps": 8}, checkpoint={"every": 1, "keep": 5}, evaluation={"every": "never"})
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_checkpoint", stopped)
+        assert bench.run("train", "config.yaml").status == 130
+    assert names() == ["step-000001", "step-000002", "step-000003"]
+    trained(bench, "config.yaml", "--resume", "checkpoint.every=2", "checkpoint.keep=2")
+    assert names() == ["step-000006", "step-000008"]
 
 
 def test_resume_with_a_run_config_that_is_gone_or_broken(bench: Any, finished: Path) -> None:

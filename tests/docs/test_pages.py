@@ -28,6 +28,8 @@ from pathlib import Path
 
 import pytest
 
+from frostline.config import recipe_names
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -238,6 +240,8 @@ def restored_registries() -> Iterator[None]:
             registered = getattr(sys.modules[module], table)
             for name in [name for name, value in registered.items() if value.__module__ == "__page__"]:
                 del registered[name]
+                if name in recipe_names._registered:
+                    recipe_names._registered.remove(name)
 
 
 def test_every_guide_is_in_the_table() -> None:

@@ -1,8 +1,9 @@
-"""Run by the kill tests in a process of its own: trains; if asked, ends itself with SIGKILL inside a checkpoint write.
+"""Run by the kill tests in a process of its own: trains; if asked, ends itself with SIGKILL at a counted moment.
 
-    python kill_worker.py CONFIG RUN DIE_AT SECONDS_PER_STEP [KEY=VALUE ...]
+    python kill_worker.py CONFIG RUN MOMENT SECONDS_PER_STEP [KEY=VALUE ...]
 
-DIE_AT: which fsync inside `save_checkpoint` is the last thing this process does, counted from 1; 0 lives.
+MOMENT: `never`; `fsync:N`, the last thing this process does is fsync number N inside `save_checkpoint`, counted from 1;
+`step:N:SECONDS`, it dies that long after its step number N began, wherever it is then.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,8 +44,23 @@ def die_inside_a_save(at: int) -> None:
     os.fsync, loop.save_checkpoint = counted, watched
 
 
+def die_after_a_step(number: int, seconds: float) -> None:
+    """Counts steps; `seconds` after the one with that number began, another thread ends the process."""
+    accumulate: Callable[..., Any] = loop.accumulate_gradients
+    num_steps = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == number:
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return accumulate(*args)
+
+    loop.accumulate_gradients = counted
+
+
 def slow_down(seconds: float) -> None:
-    """Gives the parent time to hit the middle of a step of a tiny model."""
+    """Makes the steps of a tiny model long enough to die in the middle of one."""
     accumulate: Callable[..., Any] = loop.accumulate_gradients
 
     def slow(*args: Any) -> Any:
@@ -54,11 +71,14 @@ def slow_down(seconds: float) -> None:
 
 
 def main() -> None:
-    config, run, die_at, seconds, *overrides = sys.argv[1:]
-    if int(die_at):
-        die_inside_a_save(int(die_at))
-    if float(seconds):
-        slow_down(float(seconds))
+    config, run, moment, seconds_per_step, *overrides = sys.argv[1:]
+    kind, *numbers = moment.split(":")
+    if float(seconds_per_step):
+        slow_down(float(seconds_per_step))
+    if kind == "fsync":
+        die_inside_a_save(int(numbers[0]))
+    elif kind == "step":
+        die_after_a_step(int(numbers[0]), float(numbers[1]))
     train_run(plan_run(read_config(config, overrides)), folder=Path(run), mode="resume")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 
@@ -21,15 +22,22 @@ def test_a_message_has_four_parts_and_aligned_continuation_lines() -> None:
     )
 
 
-def test_parts_that_are_missing_are_left_out() -> None:
-    assert str(FrostlineError("only this")) == "only this"
-    assert str(Problem("a", None, "", "c")) == "a\n  do:       c"
+@pytest.mark.parametrize("missing", ["where", "possible", "fix"])
+def test_no_part_can_be_left_out(missing: str) -> None:
+    parts: dict[str, Any] = {"where": "w", "possible": "p", "fix": "f"}
+    del parts[missing]
+    for kind in (*KINDS, Problem):
+        with pytest.raises(TypeError, match=missing):
+            kind("what", **parts)
 
 
 def test_several_problems_are_numbered() -> None:
-    error = SelectorError.from_problems([Problem("first", "here"), Problem("second")])
+    error = SelectorError.from_problems([Problem("first", "here", "p", "f"), Problem("second", "there", "q", "g")])
     assert isinstance(error, SelectorError)
-    assert str(error) == "2 problems\n1. first\n  where:    here\n2. second"
+    assert str(error) == (
+        "2 problems\n1. first\n  where:    here\n  possible: p\n  do:       f\n"
+        "2. second\n  where:    there\n  possible: q\n  do:       g"
+    )
     assert [problem.what for problem in error.problems] == ["first", "second"]
 
 
@@ -49,7 +57,7 @@ def test_several_problems_are_numbered() -> None:
 def test_each_class_can_be_caught_as_the_builtin_that_fits(name: str, builtin: type[Exception]) -> None:
     kind = getattr(errors, name)
     with pytest.raises(builtin, match="broken"):
-        raise kind("broken")
+        raise kind("broken", where="w", possible="p", fix="f")
     assert issubclass(kind, FrostlineError)
     assert len(KINDS) == 9
 

@@ -6,6 +6,7 @@ another package behind an entry point of the group `frostline.methods`.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
@@ -86,7 +87,17 @@ class PEFT(ABC):
     @classmethod
     @abstractmethod
     def from_config(cls, config: Mapping[str, Any], origins: Origins | None = None) -> Self:
-        """Build from a `peft` block. Raises ConfigError with all faults at once."""
+        """Build from a `peft` block, whose keys and values nobody else checks (but for the shape of the selectors).
+
+        Raises:
+            ConfigError: with all faults at once, each `where=origins.at(KEY)`; unknown keys are faults too.
+        """
+
+    def seeded(self, seed: int) -> Self:
+        """This method with its initial values drawn from `seed`; itself where it draws none (has no field `seed`)."""
+        method: Any = self
+        draws = any(field.name == "seed" for field in dataclasses.fields(method))
+        return dataclasses.replace(method, seed=seed) if draws else self
 
     def freeze_model(self, model: nn.Module) -> None:
         """Freeze every parameter of the base; adapters keep their flags. Override to freeze less."""

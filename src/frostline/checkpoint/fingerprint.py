@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 import torch
 
 from frostline.checkpoint.safetensors_header import StoredTensor, read_header
-from frostline.errors import CheckpointError
+from frostline.errors import CheckpointError, Place
 from frostline.tree import canonical_named_parameters
 
 _BLOCK_BYTES = 16 * 1024
@@ -69,7 +69,7 @@ class BaseIdentity:
         """What the fingerprint was made of: `sampled` or `full` of files, `model-sampled` or `model-full` of values."""
         return None if self.fingerprint is None else self.fingerprint.rpartition(":")[0]
 
-    def check_same(self, given: BaseIdentity, *, where: object) -> None:
+    def check_same(self, given: BaseIdentity, *, where: Place) -> None:
         """Raise unless `given` (the base in memory) is the one that `self` (in the checkpoint) names.
 
         Raises:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from frostline.config.origin import Key, Origins
 from frostline.config.section import Section, canonical_section, subsection
@@ -22,16 +22,19 @@ def canonicalize(section: type[Section], data: Mapping[str, Any], origins: Origi
     return canonical, dataclasses.replace(origins, lines=lines, overrides=overrides)
 
 
-def canonical_keys(section: type[Section], keys: tuple[Key, ...]) -> tuple[Key, ...]:
-    """`("peft", "r")` -> `("peft", "rank")`; unknown keys stay."""
+def canonical_keys(section: type[Section], keys: tuple[Key, ...], data: Mapping[str, Any]) -> tuple[Key, ...]:
+    """`("peft", "r")` -> `("peft", "rank")` where `data` is read so; unknown keys stay."""
     below: type[Section] | None = section
     result: list[Key] = []
+    value: Any = data
     for key in keys:
         if below is not None and isinstance(key, str):
+            below = below.variant(value)
             key = below.aliases.get(key, key)
             field = below.model_fields.get(key)
             found = None if field is None else subsection(field)
             below = None if found is None else found[0]
+            value = cast("Mapping[str, Any]", value).get(key) if isinstance(value, Mapping) else None
         result.append(key)
     return tuple(result)
 
@@ -56,6 +59,7 @@ def _canonicalize(
     keys: tuple[Key, ...],
     renames: dict[tuple[Key, ...], tuple[Key, ...]],
 ) -> Any:
+    section = section.variant(value)
     canonical = canonical_section(section, value)
     if not isinstance(canonical, dict):
         return value

@@ -23,7 +23,7 @@ def apply_overrides(
     data: Mapping[str, Any],
     overrides: Iterable[str],
     shorthands: Mapping[tuple[Key, ...], str] | None = None,
-    rename: Callable[[tuple[Key, ...]], tuple[Key, ...]] = tuple,
+    rename: Callable[[tuple[Key, ...], Mapping[str, Any]], tuple[Key, ...]] = lambda keys, data: keys,
 ) -> tuple[dict[str, Any], frozenset[tuple[Key, ...]]]:
     """A copy of `data` with each `KEY=VALUE` set, and the keys that were set. `data` is not changed.
 
@@ -35,7 +35,7 @@ def apply_overrides(
         data: plain data as of `load_yaml`.
         overrides: texts `KEY=VALUE`; a part of a key with a dot in it goes in double quotes.
         shorthands: where plain text stands for a mapping with one key, that key: `{("model",): "name_or_path"}`.
-        rename: canonical keys for the keys of an override, so that `peft.r=16` replaces `rank: 8`.
+        rename: canonical keys for the keys of an override and the data so far, so that `peft.r=16` replaces `rank: 8`.
 
     Raises:
         ConfigError: malformed override, or a key that leads into a plain value or past a list; all of them together.
@@ -46,7 +46,7 @@ def apply_overrides(
     for override in overrides:
         try:
             written, value = parse_override(override)
-            keys = rename(written)
+            keys = rename(written, result)
             _set(result, keys, value, override, shorthands or {})
             applied.add(keys)
         except ConfigError as error:

@@ -56,7 +56,7 @@ def translate(error: ValidationError, data: Mapping[str, Any], origins: Origins)
         keys = _real_keys(detail["loc"], data, missing=kind == "missing")
         if keys in found:
             continue  # further branches of the same union
-        section, field = _locate(keys)
+        section, field = _locate(keys, data)
         value = _value_at(data, keys)
         if kind == "missing":
             if _misspelled(section, keys, _value_at(data, keys[:-1])):
@@ -67,7 +67,7 @@ def translate(error: ValidationError, data: Mapping[str, Any], origins: Origins)
         elif kind == "alias_conflict":
             found[keys] = _alias_conflict(section if field is None else _below(field), keys, value, origins)
         elif field is not None:
-            found[keys] = _wrong_value(field, keys, value, origins)
+            found[keys] = _wrong_value(field, keys, value, origins, in_mapping=keys[-1] not in section.model_fields)
     return {keys: problem for keys, problem in found.items() if not _has_deeper(keys, found)}
 
 
@@ -108,18 +108,18 @@ def _value_at(data: Any, keys: tuple[Key, ...]) -> Any:
     return data
 
 
-def _locate(keys: tuple[Key, ...]) -> tuple[type[Section], FieldInfo | None]:
+def _locate(keys: tuple[Key, ...], data: Mapping[str, Any]) -> tuple[type[Section], FieldInfo | None]:
     """The section that holds the last name in `keys`, and that name's field (None where it has no such field)."""
     section: type[Section] = Config
     field: FieldInfo | None = None
-    for key in keys:
+    for depth, key in enumerate(keys):
         if isinstance(key, int):
             continue
         if field is not None:
             below = subsection(field)
             if below is None:
                 return section, field  # inside a free mapping such as class_weights
-            section = below[0]
+            section = below[0].variant(_value_at(data, keys[:depth]))
         field = section.model_fields.get(key)
         if field is None:
             return section, None
@@ -143,7 +143,7 @@ def _missing(section: type[Section], keys: tuple[Key, ...], parent: Any, origins
     return Problem(
         f"`{join_keys(keys)}` is missing; given {'there' if keys[:-1] else 'at the top level'}: {given}",
         where,
-        field.description if phrase(field) == "text" else phrase(field),
+        (field.description or "text") if phrase(field) == "text" else phrase(field),
         f"add {place}, for example: {inner}",
     )
 
@@ -162,10 +162,10 @@ def _alias_conflict(section: type[Section], keys: tuple[Key, ...], value: Any, o
     )
 
 
-def _wrong_value(field: FieldInfo, keys: tuple[Key, ...], value: Any, origins: Origins) -> Problem:
+def _wrong_value(field: FieldInfo, keys: tuple[Key, ...], value: Any, origins: Origins, *, in_mapping: bool) -> Problem:
     what = f"`{join_keys(keys)}` cannot be {show(value)}"
     origin = origins.at(*keys)
-    if isinstance(keys[-1], str) and keys[-1] not in _locate(keys)[0].model_fields:
+    if isinstance(keys[-1], str) and in_mapping:
         fix = "write such a value, or remove the entry"
         return Problem(what, str(origin), item_phrase(field), fix)
     default = default_text(field)

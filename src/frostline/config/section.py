@@ -6,7 +6,7 @@ Knows nothing of particular keys, of files or of lines.
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,8 +23,8 @@ class Fault:
 
     keys: tuple[Key, ...]
     what: str
-    possible: str | None = None
-    fix: str | None = None
+    possible: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,22 @@ class Expects:
     """Field metadata: what the value must be, in words, where the type does not say it well.
 
     Attributes:
-        phrase: completes "possible: ...".
-        options: the fixed words among the values, where the type does not name them.
+        say: completes "possible: ..."; a function where that is known only when a message is made.
+        words: the fixed words among the values, where the type does not name them; likewise.
     """
 
-    phrase: str
-    options: tuple[str, ...] = ()
+    say: str | Callable[[], str]
+    words: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()
+
+    @property
+    def phrase(self) -> str:
+        """What the value must be."""
+        return self.say if isinstance(self.say, str) else self.say()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The fixed words among the values."""
+        return self.words if isinstance(self.words, tuple) else self.words()
 
 
 class Section(BaseModel):
@@ -53,6 +63,11 @@ class Section(BaseModel):
     """The field that plain text in place of the mapping means."""
     main_key: ClassVar[str | None] = None
     """The key to show to someone who wrote a plain value where this mapping belongs."""
+
+    @classmethod
+    def variant(cls, given: Any) -> type[Section]:
+        """The section that `given` is read as in place of this one: where a key decides which others there are."""
+        return cls
 
     @classmethod
     def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:
@@ -116,6 +131,7 @@ def walk_sections(
     if not isinstance(value, Mapping):
         return
     given: Mapping[str, Any] = typing.cast("Mapping[str, Any]", value)
+    section = section.variant(given)
     yield section, given, keys
     for name, field in section.model_fields.items():
         below = subsection(field)

@@ -61,7 +61,9 @@ def _foreign(foreign: ForeignKey, key: str, value: Any, origin: Origin) -> Probl
     tools = join_or(foreign.tools.split(", ")).replace(" or ", " and ")
     what = f"`{key}` is a key of {tools}, not of Frostline (its value is {show(value)})"
     if foreign.ours is None:
-        return Problem(what, str(origin), None, foreign.note)
+        return Problem(
+            what, str(origin), "no key of Frostline: nothing needs to be set", foreign.note or f"remove `{key}`"
+        )
     note = f"; {foreign.note}" if foreign.note else ""
     converted = foreign.convert(value) if foreign.convert is not None else None
     ours = tuple(foreign.ours.split("."))

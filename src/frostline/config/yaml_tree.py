@@ -105,7 +105,7 @@ class _Composer:
                 root = node if num_documents == 1 else root
         return root
 
-    def _problem(self, event: Event, keys: tuple[Key, ...], what: str, possible: str | None, fix: str) -> None:
+    def _problem(self, event: Event, keys: tuple[Key, ...], what: str, possible: str, fix: str) -> None:
         assert event.start_mark is not None
         origin = Origin(join_keys(keys), self.file, event.start_mark.line + 1)
         self.problems.append(Problem(what, str(origin), possible, fix))
@@ -118,7 +118,13 @@ class _Composer:
             node = self._scalar(event, keys)
         else:
             if len(keys) > _MAX_DEPTH:
-                self._problem(event, (), f"values are nested more than {_MAX_DEPTH} deep", None, "flatten them")
+                self._problem(
+                    event,
+                    (),
+                    f"values are nested more than {_MAX_DEPTH} deep",
+                    f"at most {_MAX_DEPTH} levels",
+                    "flatten them",
+                )
                 raise ConfigError.from_problems(self.problems)
             tag = getattr(event, "tag", None)
             if tag is not None and tag not in _COLLECTION_TAGS:
@@ -140,7 +146,7 @@ class _Composer:
                 event,
                 keys,
                 f"`*{name}` refers to the value that it is part of",
-                None,
+                "anchors of values that have ended",
                 "refer to a value that ends before this line",
             )
             return None
@@ -175,7 +181,7 @@ class _Composer:
                 event,
                 keys,
                 f"not a valid value: {error}",
-                None,
+                "text, numbers of at most a few thousand digits, true, false, null, lists and mappings",
                 "remove the tag or shorten the number; quote it if it is text",
             )
             return None

@@ -21,7 +21,7 @@ from frostline.data.rows import Rows
 from frostline.data.sources import load_source
 
 # imported here and now, so that `frostline.data.split` is the function and not the submodule
-from frostline.data.split import count_conflicts, deduplicate, remove_overlap, split, take
+from frostline.data.split import count_conflicts, count_overlap, deduplicate, remove_overlap, split, take
 
 if TYPE_CHECKING:
     from frostline.data.chat import Encoded, render_chat, render_chats
@@ -55,6 +55,7 @@ __all__ = [
     "Rows",
     "classification_columns",
     "count_conflicts",
+    "count_overlap",
     "deduplicate",
     "detect_format",
     "encode_causal_lm",

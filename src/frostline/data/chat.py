@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -73,7 +74,7 @@ def render_chats(
     """
     template = _template(tokenizer, origin)
     marks = train_on != "all" and _GENERATION.search(template) is not None
-    opener = _turn_opener(tokenizer) if marks else None
+    opener = _turn_opener(tokenizer, origin) if marks else None
     for first in range(0, len(conversations), _CHUNK):
         chunk = [_with_system(messages, system) for messages in conversations[first : first + _CHUNK]]
         if marks:
@@ -87,7 +88,7 @@ def _template(tokenizer: PreTrainedTokenizerBase, origin: Origin | None) -> str:
     if not getattr(tokenizer, "chat_template", None):
         raise DataError(
             f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template, so messages have no text",
-            where=origin,
+            where=origin or "the conversations",
             possible="an instruction-tuned model, or a template file",
             fix="set `tokenizer.chat_template: FILE`, or use prompt/completion or text data",
         )
@@ -108,12 +109,10 @@ def _by_mark(
     number: int,
     origin: Origin | None,
 ) -> Encoded:
-    try:
+    with _rendering(f"example {number}", origin):
         encoded: Any = tokenizer.apply_chat_template(
             messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
-    except Exception as error:
-        raise _refused(number, error, origin) from error
     ids: list[int] = encoded["input_ids"]
     mask: list[int] = list(encoded["assistant_masks"])
     special = {token for token in tokenizer.all_special_ids if token not in (opener, tokenizer.bos_token_id)}
@@ -121,7 +120,7 @@ def _by_mark(
     if not runs and any(message.get("role") == "assistant" for message in messages):
         raise DataError(
             f"the chat template marks no assistant text in example {number}",
-            where=origin,
+            where=origin or "the conversations",
             possible="{% generation %} ... {% endgeneration %} around the assistant's content",
             fix="correct the template, or remove the marks: turns are then located by rendering",
         )
@@ -133,13 +132,15 @@ def _by_mark(
     return Encoded(ids, labels)
 
 
-def _turn_opener(tokenizer: PreTrainedTokenizerBase) -> int | None:
+def _turn_opener(tokenizer: PreTrainedTokenizerBase, origin: Origin | None) -> int | None:
     """First token of the header that opens an assistant turn (None if the template writes none)."""
     probe = [{"role": "user", "content": "x"}]
-    without, with_header = (
-        _tokenize(tokenizer, [str(tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=add))])[0]
-        for add in (False, True)
-    )
+    with _rendering("a message of the user", origin):
+        texts = [
+            str(tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=add))
+            for add in (False, True)
+        ]
+    without, with_header = _tokenize(tokenizer, texts)
     return with_header[len(without)] if len(with_header) > len(without) else None
 
 
@@ -194,12 +195,10 @@ def _plan(
     origin: Origin | None,
 ) -> tuple[str, list[_Turn]]:
     def render(upto: int, header: bool = False) -> str:
-        if upto == 0:  # many templates look at the first message, so that none cannot be rendered
-            return _opening(tokenizer, whole, header)
-        try:
+        with _rendering(f"example {number}", origin):
+            if upto == 0:  # many templates look at the first message, so that none cannot be rendered
+                return _opening(tokenizer, whole, header)
             return str(tokenizer.apply_chat_template(messages[:upto], tokenize=False, add_generation_prompt=header))
-        except Exception as error:
-            raise _refused(number, error, origin) from error
 
     whole = render(len(messages))
     if train_on == "all":
@@ -271,20 +270,28 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list
     return [list(ids) for ids in encoded["input_ids"]]
 
 
-def _refused(number: int, error: Exception, origin: Origin | None) -> DataError:
-    return DataError(
-        f"the chat template cannot render example {number}: {error}",
-        where=origin,
-        possible="what the template expects: often user and assistant in turn, a system message only at the start",
-        fix="correct that example (they count from 0, after duplicates were removed), or set `tokenizer.chat_template`",
-    )
+@contextmanager
+def _rendering(what: str, origin: Origin | None) -> Iterator[None]:
+    """Inside, what a template raises is a `DataError`: a refusal of its own, or its Python meeting another message."""
+    from jinja2 import TemplateError
+
+    try:
+        yield
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise DataError(
+            f"the chat template cannot render {what}: {error}",
+            where=origin or "the conversations",
+            possible="what the template expects: often user and assistant in turn, a system message only at the start",
+            fix="correct the example (they count from 0, after duplicates were removed), or set "
+            "`tokenizer.chat_template`",
+        ) from error
 
 
 def _not_a_beginning(number: int, message: int, origin: Origin | None) -> DataError:
     return DataError(
         f"the chat template renders the turns before message {message} of example {number} differently when more "
         "follows, so the assistant's tokens cannot be located",
-        where=origin,
+        where=origin or "the conversations",
         possible="train_on: last (only the last turn has to be located), or a template that marks the assistant's "
         "text with {% generation %}",
         fix="set `data.train_on: last`, or give such a template in `tokenizer.chat_template`",

@@ -20,11 +20,12 @@ def load_hub(source: str, split: str | None, name: str | None, origin: Origin | 
     """
     import datasets
     from datasets.exceptions import DatasetsError
+    from huggingface_hub.errors import HTTPError
 
     load: Any = datasets.load_dataset
     try:
         loaded = load(source, name, split=split)
-    except (OSError, ValueError, DatasetsError) as error:
+    except (OSError, ValueError, DatasetsError, HTTPError) as error:
         text = str(error).strip().splitlines()
         raise DataError(
             f"the data set {source!r} cannot be loaded"

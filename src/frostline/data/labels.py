@@ -101,7 +101,7 @@ class LabelMap:
             listed = ", ".join(f"{name!r} ({count:,} x)" for name, count in sorted(unseen.items())[:20])
             raise DataError(
                 f"{source} has labels that the training data never had: {listed}",
-                where=origin,
+                where=origin or "the labels",
                 possible=f"labels seen in training: {', '.join(self.names[:30])}",
                 fix="correct these labels, add training examples for them, or remove these rows",
             )
@@ -130,7 +130,7 @@ class LabelMap:
         if self.problem != "single_label":
             raise DataError(
                 f"class weights were asked for a {self.problem} problem",
-                where=origin,
+                where=origin or "the labels",
                 possible="class_weights with one label per example",
                 fix="write `class_weights: none`",
             )
@@ -139,7 +139,7 @@ class LabelMap:
         if absent:
             raise DataError(
                 f"balanced class weights need examples of every label; none of: {', '.join(absent)}",
-                where=origin,
+                where=origin or "the labels",
                 possible="a weight for each label by hand, as `class_weights: {name: 1.0}`",
                 fix="add examples, lower `model.num_labels`, or give the weights",
             )
@@ -166,7 +166,7 @@ def _detect(values: Sequence[object], origin: Origin | None) -> LabelKind:
     listed = "; ".join(f"{_KINDS[kind]} (example {index})" for kind, index in kinds.items())
     raise DataError(
         f"the labels are of different kinds: {listed or 'there are none'}",
-        where=origin,
+        where=origin or "the labels",
         possible="; ".join(_KINDS.values()),
         fix="make them one kind, or say which with `model.problem`",
     )
@@ -226,13 +226,15 @@ def _extend(names: list[str], num_labels: int, origin: Origin | None) -> list[st
 
 
 def _count_error(what: str, possible: str, origin: Origin | None) -> DataError:
-    return DataError(what, where=origin, possible=possible, fix="correct the data or `model.num_labels`")
+    return DataError(
+        what, where=origin or "the labels", possible=possible, fix="correct the data or `model.num_labels`"
+    )
 
 
 def _missing_label(index: int, origin: Origin | None) -> DataError:
     return DataError(
         f"example {index} has no label",
-        where=origin,
+        where=origin or "the labels",
         possible="; ".join(_KINDS.values()),
         fix="label that example or remove it (examples count from 0, after duplicates were removed)",
     )
@@ -241,7 +243,7 @@ def _missing_label(index: int, origin: Origin | None) -> DataError:
 def _wrong_kind(value: object, kind: LabelKind, index: int, origin: Origin | None) -> DataError:
     return DataError(
         f"example {index} has the label {value!r} ({type(value).__name__}), which does not fit {kind}",
-        where=origin,
+        where=origin or "the labels",
         possible=_KINDS[kind],
         fix="correct that label, or say what the labels are with `model.problem`",
     )

@@ -7,13 +7,13 @@ of what columns mean.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from frostline.config.origin import Origin
+from frostline.data.packages import PREFIX, find_in_package
 from frostline.data.readers import READERS, EncodingErrors, label_folders, read_label_folder
 from frostline.data.rows import Rows, place
 from frostline.errors import DataError
@@ -59,9 +59,11 @@ def load_source(
         DataError: the source is missing, empty, of no known kind, malformed or not UTF-8.
     """
     if not source.strip():
-        raise DataError("the data source is an empty string", where=origin, possible=_KINDS, fix="name a source")
-    if source.startswith("package:"):
-        path = _package_path(source, origin)
+        raise DataError(
+            "the data source is an empty string", where=origin or "source", possible=_KINDS, fix="name a source"
+        )
+    if source.startswith(PREFIX):
+        _, path = find_in_package(source, place(source, origin), DataError)
     else:
         path = Path(source).expanduser()
         if not path.exists():
@@ -73,7 +75,7 @@ def load_source(
     if name is not None:
         raise DataError(
             f"`name: {name}` was given for {source}, which is not a hub data set",
-            where=origin,
+            where=origin or source,
             possible="`name` chooses a configuration of a hub data set org/name",
             fix="remove `name`",
         )
@@ -89,14 +91,14 @@ def _load_file(path: Path, split: str | None, origin: Origin | None, encoding_er
     if reader is None:
         raise DataError(
             f"{path} is of no kind that can be read ({path.suffix or 'no ending'})",
-            where=origin,
+            where=origin or path,
             possible=_KINDS,
             fix='convert it to .jsonl, one object a line, as {"text": "..."}',
         )
     if split is not None:
         raise DataError(
             f"`split: {split}` was given for the single file {path}",
-            where=origin,
+            where=origin or path,
             possible="a split chooses within a hub data set or a folder",
             fix="remove `split`, or name the file of that split",
         )
@@ -177,37 +179,6 @@ def _nothing_in(folder: Path, split: str | None, origin: Origin | None) -> DataE
     )
 
 
-def _package_path(source: str, origin: Origin | None) -> Path:
-    package, _, inside = source.removeprefix("package:").partition("/")
-    if not package.isidentifier():
-        raise DataError(
-            f"{source!r} does not name a Python package",
-            where=origin,
-            possible="package:PACKAGE/folder or package:PACKAGE/folder/file, with the name used in `import`",
-            fix="write the import name of the package, then / and the path inside it",
-        )
-    spec = importlib.util.find_spec(package)  # a top-level name: finds, does not import
-    if spec is None or not spec.submodule_search_locations:
-        raise DataError(
-            f"the Python package {package!r} is not installed",
-            where=place(source, origin),
-            possible="the import name of a package that is installed beside frostline",
-            fix=f"pip install the distribution that provides it (often: pip install {package.replace('_', '-')})",
-        )
-    roots = [Path(location) for location in spec.submodule_search_locations]
-    if ".." in inside.split("/"):
-        raise DataError(
-            f"{source!r} leaves the package",
-            where=origin,
-            possible="a path inside the package",
-            fix="remove `..`, or name the file by its own path",
-        )
-    for root in roots:
-        if (root / inside).exists():
-            return root / inside
-    raise _missing(roots[0] / inside, source, origin)
-
-
 def _missing(path: Path, source: str, origin: Origin | None) -> DataError:
     parent = path.parent
     while not parent.is_dir() and parent != parent.parent:
@@ -222,7 +193,7 @@ def _missing(path: Path, source: str, origin: Origin | None) -> DataError:
         possible = f"in {parent}: {', '.join(data[:10]) or 'no data file or folder'}"
     return DataError(
         f"there is no file or folder {path}" if str(path) == source else f"there is no {source} ({path})",
-        where=origin,
+        where=origin or source,
         possible=possible,
         fix=f"correct the path (it is relative to {Path.cwd()})" if not path.is_absolute() else "correct the path",
     )
@@ -232,7 +203,7 @@ def _not_empty(rows: Rows, source: str, origin: Origin | None) -> Rows:
     if len(rows) == 0:
         raise DataError(
             f"{source} is empty: it holds no example",
-            where=origin,
+            where=origin or source,
             possible="at least one example",
             fix="check that the file was written completely, or name another source",
         )

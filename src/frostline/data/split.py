@@ -41,23 +41,38 @@ def count_conflicts(rows: Rows, keys: Sequence[str], label: str, origin: Origin 
     return len(conflicts)
 
 
-def remove_overlap(train: Rows, other: Rows, keys: Sequence[str], origin: Origin | None = None) -> tuple[Rows, int]:
-    """Remove from `train` what is also in `other` (a validation or test source); returns rows and how many went.
+def remove_overlap(
+    rows: Rows, other: Rows, keys: Sequence[str], origin: Origin | None = None, use: str = "train on"
+) -> tuple[Rows, int]:
+    """Remove from `rows` what is also in `other` (which is held out); returns rows and how many went.
+
+    Args:
+        use: what `rows` are for, to complete "nothing is left to" in the message.
 
     Raises:
         DataError: nothing is left: both are the same data.
     """
-    held_out = set(_keys(other, keys, origin))
-    kept = [index for index, key in enumerate(_keys(train, keys, origin)) if key not in held_out]
+    kept = _not_in(rows, other, keys, origin)
     if not kept:
         raise DataError(
-            f"every example of {train.source} is also in {other.source}, so nothing is left to train on",
-            where=origin,
-            possible="validation and test data that are not the training data",
-            fix="name another source, or a fraction (`validation: 0.1`) to split it from the training data",
+            f"every example of {rows.source} is also in {other.source}, so nothing is left to {use}",
+            where=origin or rows.source,
+            possible="training, validation and test data that are not the same data",
+            fix="name another source, a fraction (`validation: 0.1`) to split it from the training data, or keep what "
+            "they share with `deduplicate: false`",
         )
-    removed = len(train) - len(kept)
-    return (train.select(kept) if removed else train), removed
+    removed = len(rows) - len(kept)
+    return (rows.select(kept) if removed else rows), removed
+
+
+def count_overlap(rows: Rows, other: Rows, keys: Sequence[str], origin: Origin | None = None) -> int:
+    """How many of `rows` are also in `other`."""
+    return len(rows) - len(_not_in(rows, other, keys, origin))
+
+
+def _not_in(rows: Rows, other: Rows, keys: Sequence[str], origin: Origin | None) -> list[int]:
+    held_out = set(_keys(other, keys, origin))
+    return [index for index, key in enumerate(_keys(rows, keys, origin)) if key not in held_out]
 
 
 def split(rows: Rows, validation: float | int, seed: int, origin: Origin | None = None) -> tuple[Rows, Rows]:
@@ -112,7 +127,7 @@ def _keys(rows: Rows, keys: Sequence[str], origin: Origin | None) -> Iterator[tu
 def _bad_split(validation: float | int, num_rows: int, origin: Origin | None) -> DataError:
     return DataError(
         f"validation: {validation} of {num_rows:,} examples leaves no example for training or for validation",
-        where=origin,
+        where=origin or "validation",
         possible=f"a fraction between 0 and 1, or a number from 1 to {max(num_rows - 1, 1):,}"
         if num_rows > 1
         else "at least two different examples",

@@ -93,7 +93,8 @@ def label_logits(model: nn.Module, batch: Batch) -> Tensor:
 
     The hidden states are narrowed by a hook before the output head runs, so the head is called as the module it is
     (adapted or not), and whatever the model does to logits afterwards (scaling, soft-capping) still happens. A model
-    whose head cannot be found, or is not called as a module, computes all logits and is narrowed afterwards.
+    whose head cannot be found, is not called as a module, or gets its input by keyword computes all logits and is
+    narrowed afterwards.
     """
     positions = batch["positions"]
     bare: Any = unwrap(model)
@@ -101,6 +102,8 @@ def label_logits(model: nn.Module, batch: Batch) -> Tensor:
     narrowed: list[bool] = []
 
     def narrow(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if not inputs:  # called by keyword
+            return inputs
         hidden = inputs[0]  # [batch, sequence, features] -> [1, label tokens, features]
         narrowed.append(True)
         return (hidden.flatten(0, 1)[positions].unsqueeze(0), *inputs[1:])

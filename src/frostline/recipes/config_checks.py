@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from frostline.config.load import LoadedConfig, load_config
 from frostline.config.origin import Key, Origins
 from frostline.config.wording import show
-from frostline.errors import Problem
+from frostline.errors import ConfigError, Problem
 from frostline.selectors import selector_problems
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, Any], overrides: I
     Raises:
         ConfigError: with every problem and its line.
     """
-    return load_config(source, overrides, checks=(check_selectors, check_paths))
+    return load_config(source, overrides, checks=(check_selectors, check_paths, check_method))
 
 
 def check_selectors(data: dict[str, Any], origins: Origins) -> list[Problem]:
@@ -60,6 +60,22 @@ def check_selectors(data: dict[str, Any], origins: Origins) -> list[Problem]:
         if isinstance(group, dict) and "select" in group:
             places.append((group["select"], origins.below("optimizer", "groups", index, "select")))
     return [problem for value, at in places for problem in selector_problems(value, at)]
+
+
+def check_method(data: dict[str, Any], origins: Origins) -> list[Problem]:
+    """What a PEFT method of another package says of the keys that are its own."""
+    from frostline.config.models import is_of_another_method
+
+    block: dict[str, Any] = data.get("peft") or {}
+    if not is_of_another_method(block):
+        return []
+    from frostline.adapters import parse_method  # brings torch, which the built-in method's check does without
+
+    try:
+        parse_method(block, origins.below("peft"))
+    except ConfigError as error:
+        return list(error.problems)
+    return []
 
 
 def check_paths(data: dict[str, Any], origins: Origins) -> list[Problem]:

@@ -96,7 +96,7 @@ def method_of(loaded: LoadedConfig) -> PEFT | None:
     block = loaded.data.get("peft")
     if block is None:
         return None
-    return parse_method({**block, "seed": loaded.config.training.seed}, loaded.origins.below("peft"))
+    return parse_method(block, loaded.origins.below("peft")).seeded(loaded.config.training.seed)
 
 
 def load_prepared(

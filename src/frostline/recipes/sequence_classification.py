@@ -16,7 +16,7 @@ from frostline.config.origin import Origins
 from frostline.data import Rows, classification_columns, count_conflicts
 from frostline.data.encode import DeferredData, encode_classification
 from frostline.data.labels import LabelMap
-from frostline.errors import ConfigError
+from frostline.errors import ConfigError, ModelError
 from frostline.integrations.hf_models.build import Head
 
 from .classification_metrics import render_report
@@ -48,6 +48,7 @@ class SequenceClassification(Recipe):
     ) -> PreparedData:
         """See `Recipe.prepare_data`."""
         max_length = resolve_max_length(config, origins, tokenizer, model_config)
+        _require_end_token(config, origins, tokenizer, model_config)
         at = origins.below("data").at
         names = config.data.columns
 
@@ -189,3 +190,24 @@ def _label_weights(config: Config, origins: Origins, labels: LabelMap, values: A
             fix="give each label one weight",
         )
     return tuple(float(weights[name]) for name in labels.names)
+
+
+def _require_end_token(
+    config: Config, origins: Origins, tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig
+) -> None:
+    """Refuses an encoder-decoder with a tokenizer that ends no text.
+
+    Such classifiers (BART, T5) read the hidden state of the end token.
+    """
+    end: Any = model_config.eos_token_id
+    probe: Any = tokenizer("a")
+    if not model_config.is_encoder_decoder or end is None or end in probe["input_ids"]:
+        return
+    section = "tokenizer" if config.tokenizer.name_or_path is not None else "model"
+    raise ModelError(
+        f"the tokenizer puts no end token ({tokenizer.convert_ids_to_tokens(end)}, id {end}) into a text, and the "
+        f"classifier of {model_config.model_type} reads it",
+        where=origins.at(section, "name_or_path"),
+        possible="a tokenizer whose texts end with that token, as those that such models come with do",
+        fix="name one in tokenizer.name_or_path, or add the token to the post_processor in its tokenizer.json",
+    )

@@ -121,7 +121,7 @@ def _build(
             Problem(
                 what,
                 str(origins.at(*keys)),
-                rest[0] if rest else None,
+                rest[0] if rest else f"a value that `{kind_name}` reads",
                 rest[1] if len(rest) > 1 else "correct the value",
             )
         )

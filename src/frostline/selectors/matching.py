@@ -58,7 +58,7 @@ def find_selection(selector: Selector, tree: ModuleTree) -> Selection:
         raise SelectorError(
             f"{selector} cannot be applied to this model: {error.args[0]}",
             where=selector.origin,
-            possible=error.args[1] if len(error.args) > 1 else None,
+            possible=error.args[1] if len(error.args) > 1 else "selectors of what this model has",
             fix=error.args[2] if len(error.args) > 2 else "correct the selector",
         ) from None
     modules, params = bytearray(len(tree.modules)), bytearray(len(tree.params))

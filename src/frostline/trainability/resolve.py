@@ -226,7 +226,7 @@ def _untrainable(decisions: Iterable[Decision]) -> list[Problem]:
     return [
         Problem(
             f"{decision.path} is to train, but its dtype is {decision.dtype}",
-            str(decision.rule.origin) if decision.rule.origin else None,
+            str(decision.rule.origin or decision.rule.kind),
             "floating-point parameters train; integer and packed ones cannot",
             'exclude it with `except: [{param: "..."}]`, or load the model without quantization',
         )

@@ -30,9 +30,11 @@ def test_values_of_any_type_are_borne() -> None:
 
 
 def test_keys_of_overrides() -> None:
-    assert canonical_keys(Config, ("peft", "r")) == ("peft", "rank")
-    assert canonical_keys(Config, ("optimizer", "groups", 0, "lr")) == ("optimizer", "groups", 0, "lr")
-    assert canonical_keys(Config, ("r", "peft")) == ("r", "peft")
+    assert canonical_keys(Config, ("peft", "r"), {}) == ("peft", "rank")
+    assert canonical_keys(Config, ("optimizer", "groups", 0, "lr"), {}) == ("optimizer", "groups", 0, "lr")
+    assert canonical_keys(Config, ("r", "peft"), {}) == ("r", "peft")
+    other = {"peft": {"method": "mine"}}
+    assert canonical_keys(Config, ("peft", "r"), other) == ("peft", "r"), "the keys of another method are its own"
 
 
 def test_shorthands() -> None:

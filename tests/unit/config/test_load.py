@@ -214,7 +214,7 @@ def test_checks_see_sound_data_and_join_the_error(tmp_path: Path) -> None:
         seen.append(data)
         return [
             Problem("matches nothing", str(origins.at("peft", "target_modules", 1)), "value", "write value"),
-            Problem("the same again", str(origins.at("peft", "dropout"))),
+            Problem("the same again", str(origins.at("peft", "dropout")), "value", "write value"),
         ]
 
     with pytest.raises(ConfigError) as caught:
@@ -229,7 +229,9 @@ def test_checks_see_sound_data_and_join_the_error(tmp_path: Path) -> None:
 
 def test_a_failing_check_alone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not this one"):
-        load(tmp_path, TEN_LINES, checks=[lambda data, origins: [Problem("not this one")]])
+        load(
+            tmp_path, TEN_LINES, checks=[lambda data, origins: [Problem("not this one", "here", "that one", "take it")]]
+        )
     assert load(tmp_path, TEN_LINES, checks=[lambda data, origins: []]).config.recipe == "sequence_classification"
 
 

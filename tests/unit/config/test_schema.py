@@ -33,9 +33,10 @@ def test_every_reference_leads_somewhere() -> None:
 def test_mappings_allow_no_other_keys_and_describe_theirs() -> None:
     schema = json_schema()
     with_keys = [node for node in objects(schema) if node.get("type") == "object" and "properties" in node]
-    assert len(with_keys) == 17
+    assert len(with_keys) == 18
     for node in with_keys:
-        assert node["additionalProperties"] is False
+        # A method of another package checks its own keys.
+        assert node["additionalProperties"] is (node is schema["$defs"]["MethodConfig"])
         for child in node["properties"].values():
             described = child if "$ref" not in child else schema["$defs"][child["$ref"].removeprefix("#/$defs/")]
             assert child.get("description") or described["description"]
@@ -49,6 +50,13 @@ def test_aliases_and_shorthands() -> None:
     assert schema["properties"]["recipe"]["enum"] == ["sequence_classification", "causal_lm", "sft"]
     for name in ("ModelConfig", "TokenizerConfig", "SourceConfig"):
         assert [choice["type"] for choice in schema["$defs"][name]["anyOf"]] == ["string", "object"]
+
+
+def test_only_a_method_of_another_package_has_keys_of_its_own() -> None:
+    schema = json_schema()["$defs"]
+    assert schema["PeftConfig"]["properties"]["method"]["const"] == "lora"
+    assert schema["MethodConfig"]["properties"]["method"]["not"] == {"const": "lora"}
+    assert schema["MethodConfig"]["required"] == ["method"], "without it the block is lora's"
 
 
 def test_selectors_are_text_mappings_or_lists() -> None:

@@ -133,6 +133,26 @@ def test_a_template_that_refuses(tokenizer: PreTrainedTokenizerFast) -> None:
         render_chat(tokenizer, FOUR)
 
 
+@pytest.mark.parametrize("marked", [False, True], ids=["located", "marked"])
+@pytest.mark.parametrize(
+    ("expression", "error"),
+    [
+        ("messages[0]['role'] + 1", "str"),  # TypeError
+        ("messages[0].nothing.more", "nothing"),  # UndefinedError
+        ("messages[0]['role'].index('z')", "substring not found"),  # ValueError
+        ("1 // 0", "division"),
+        ("{% oops", "unexpected"),  # TemplateSyntaxError
+    ],
+)
+def test_a_template_whose_expressions_fail(
+    tokenizer: PreTrainedTokenizerFast, expression: str, error: str, marked: bool
+) -> None:
+    mark = "{% generation %}{{ messages[-1]['content'] }}{% endgeneration %}" if marked else ""
+    tokenizer.chat_template = f"{mark}{{{{ {expression} }}}}"
+    with pytest.raises(DataError, match=f"cannot render (example 0|a message of the user): .*{error}"):
+        render_chat(tokenizer, FOUR)
+
+
 def test_no_template(tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.chat_template = None
     with pytest.raises(DataError, match="has no chat template") as error:

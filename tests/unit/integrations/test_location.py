@@ -75,6 +75,22 @@ def test_package_without_that_folder(package: str) -> None:
         resolve_location(f"package:{package}/modell")
 
 
+def test_package_path_that_leaves_the_package(package: str) -> None:
+    with pytest.raises(ModelError, match=r"leaves the package\n(.|\n)*a path inside(.|\n)*remove `\.\.`"):
+        resolve_location(f"package:{package}/../tiny-bert")
+
+
+def test_every_folder_of_a_namespace_package_is_looked_through(
+    tmp_path: Path, bert_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "frostline_test_namespace").mkdir(parents=True)
+        monkeypatch.syspath_prepend(str(tmp_path / name))
+    inside = tmp_path / "one" / "frostline_test_namespace" / "model"
+    inside.symlink_to(bert_folder)
+    assert resolve_location("package:frostline_test_namespace/model").path == inside
+
+
 def test_package_that_is_not_installed() -> None:
     with pytest.raises(
         ModelError, match=r"'no_such_package'.* is not installed(.|\n)*import name of an installed(.|\n)*correct"

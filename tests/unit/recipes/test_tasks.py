@@ -175,3 +175,17 @@ def test_causal_evaluation_is_per_token_whatever_the_batches(llama_folder: Path)
     assert one == pytest.approx(all_at_once)
     assert one["loss"] == pytest.approx(expected, rel=1e-6)  # not smoothed
     assert one["perplexity"] == pytest.approx(torch.tensor(expected).exp().item(), rel=1e-6)
+
+
+def test_a_head_that_is_called_by_keyword_is_narrowed_afterwards(llama_folder: Path) -> None:
+    model: Any = LlamaForCausalLM.from_pretrained(llama_folder, dtype=torch.float64).eval()
+    batch = CausalLMTask(0).collate([{"input_ids": [7, 8, 9, 10], "labels": [-100, -100, 9, 10]}])
+    with torch.no_grad():
+        expected = label_logits(model, batch)
+
+        class ByKeyword(type(model.lm_head)):
+            def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+                return super().__call__(input=hidden)
+
+        model.lm_head.__class__ = ByKeyword
+        torch.testing.assert_close(label_logits(model, batch), expected)

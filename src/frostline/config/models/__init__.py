@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from frostline.config.models.config import RECIPE_NAMES, Config
+from frostline.config.models.config import Config
 from frostline.config.models.data import ColumnsConfig, DataConfig, SourceConfig
 from frostline.config.models.freeze import FreezeConfig
 from frostline.config.models.model import Dtype, ModelConfig, TokenizerConfig
-from frostline.config.models.peft import PeftConfig
+from frostline.config.models.peft import MethodConfig, PeftConfig, is_of_another_method
 from frostline.config.models.run import (
     BestConfig,
     CheckpointConfig,
@@ -23,7 +23,6 @@ from frostline.config.models.training import (
 )
 
 __all__ = [
-    "RECIPE_NAMES",
     "BestConfig",
     "CheckpointConfig",
     "ColumnsConfig",
@@ -33,6 +32,7 @@ __all__ = [
     "EarlyStoppingConfig",
     "EvaluationConfig",
     "FreezeConfig",
+    "MethodConfig",
     "ModelConfig",
     "OptimizerConfig",
     "OptimizerName",
@@ -43,4 +43,5 @@ __all__ = [
     "TokenizerConfig",
     "TrackingConfig",
     "TrainingConfig",
+    "is_of_another_method",
 ]

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
 from typing import Annotated, Any, ClassVar, cast
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from frostline.config.models.data import DataConfig
 from frostline.config.models.freeze import FreezeConfig
 from frostline.config.models.model import ModelConfig, TokenizerConfig
-from frostline.config.models.peft import PeftConfig
+from frostline.config.models.peft import MethodConfig, PeftConfig, is_of_another_method
 from frostline.config.models.run import CheckpointConfig, EvaluationConfig, TrackingConfig
 from frostline.config.models.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from frostline.config.origin import join_keys
+from frostline.config.recipe_names import ALIASES, describe_recipe_names, is_recipe_name, recipe_names
 from frostline.config.section import Expects, Fault, Section
 from frostline.config.wording import is_number, show
 
-#: Names that `recipe` may have. `frostline.recipes.register` adds to it, and so do packages by an entry point.
-RECIPE_NAMES: list[str] = ["sequence_classification", "causal_lm"]
-_RECIPES = Expects("sequence_classification or causal_lm (alias sft)", ("sequence_classification", "causal_lm"))
 # Keys that only one recipe reads; setting them with the other would be silently without effect.
 _ONLY_FOR: dict[str, tuple[tuple[str, ...], ...]] = {
     "sequence_classification": (
@@ -41,9 +38,15 @@ _ONLY_FOR: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 
+Peft = Annotated[
+    Annotated[PeftConfig, Tag("<lora>")] | Annotated[MethodConfig, Tag("<method>")],
+    Discriminator(lambda given: "<method>" if is_of_another_method(given) else "<lora>"),
+    Expects(f"a mapping with the keys {', '.join(PeftConfig.model_fields)}"),
+]
+
 
 def _known_recipe(name: str) -> str:
-    if name not in RECIPE_NAMES and not entry_points(group="frostline.recipes", name=name):
+    if not is_recipe_name(name):
         raise ValueError(f"there is no recipe {name}")
     return name
 
@@ -51,16 +54,16 @@ def _known_recipe(name: str) -> str:
 class Config(Section):
     """A Frostline run. Relative paths (data, model folders, output_dir) start at the current directory."""
 
-    value_aliases: ClassVar[Mapping[str, Mapping[str, str]]] = {"recipe": {"sft": "causal_lm"}}
+    value_aliases: ClassVar[Mapping[str, Mapping[str, str]]] = {"recipe": ALIASES}
 
-    recipe: Annotated[str, AfterValidator(_known_recipe), _RECIPES] = Field(
+    recipe: Annotated[str, AfterValidator(_known_recipe), Expects(describe_recipe_names, recipe_names)] = Field(
         description="The task: sequence_classification, causal_lm, or one that another package brings.",
-        json_schema_extra={"enum": list[Any](RECIPE_NAMES)},
+        json_schema_extra=lambda schema: schema.update(enum=[*recipe_names()]),
     )
     model: ModelConfig = Field(description=ModelConfig.__doc__)
     tokenizer: TokenizerConfig = Field(default=TokenizerConfig(), description=TokenizerConfig.__doc__)
     freeze_config: FreezeConfig = Field(default=FreezeConfig(), description=FreezeConfig.__doc__)
-    peft: PeftConfig | None = Field(default=None, description=PeftConfig.__doc__)
+    peft: Peft | None = Field(default=None, description=PeftConfig.__doc__)
     data: DataConfig = Field(description=DataConfig.__doc__)
     training: TrainingConfig = Field(default=TrainingConfig(), description=TrainingConfig.__doc__)
     optimizer: OptimizerConfig = Field(default=OptimizerConfig(), description=OptimizerConfig.__doc__)

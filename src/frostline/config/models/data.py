@@ -23,7 +23,12 @@ class SourceConfig(Section):
         description="File (jsonl, json, csv, tsv, parquet), folder of LABEL/*.txt, folder of data files, hub id, or "
         "`package:PKG/sub/folder`. Relative paths start at the current directory.",
     )
-    split: str | None = Field(default=None, min_length=1, description="Split of a hub data set.")
+    split: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Split of a hub data set; of a folder, the files or the sub-folder of that name (train.jsonl, "
+        "train-00001.parquet, train/).",
+    )
     name: str | None = Field(default=None, min_length=1, description="Configuration of a hub data set.")
     encoding_errors: Literal["strict", "replace"] = Field(
         default="strict",
@@ -85,7 +90,11 @@ class DataConfig(Section):
         default=None, ge=1, description="Longest example in tokens; longer ones are cut. Null is the model's window."
     )
     max_examples: int | None = Field(default=None, ge=1, description="Training examples to use at most; null is all.")
-    deduplicate: bool = Field(default=True, description="Remove exact duplicates before splitting.")
+    deduplicate: bool = Field(
+        default=True,
+        description="Remove exact duplicates before splitting, and what a more held-out part also has (test before "
+        "validation before train). False keeps all; notes count what the parts share.",
+    )
 
     @classmethod
     def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:

@@ -12,7 +12,7 @@ from frostline.config.section import Fault, Section
 
 
 class FreezeConfig(Section):
-    """What to freeze and thaw. `model_fields_set` tells an omitted list from an empty one."""
+    """What to freeze and thaw. Neither list has to be there; `[]` selects nothing."""
 
     main_key: ClassVar[str | None] = "freeze_modules"
 

@@ -46,5 +46,7 @@ class TokenizerConfig(Section):
         default=None, min_length=1, description="As in `model`; null is the model's tokenizer."
     )
     chat_template: str | None = Field(
-        default=None, min_length=1, description="File with a Jinja chat template; null is the tokenizer's own."
+        default=None,
+        min_length=1,
+        description="File with a Jinja chat template, or the template itself; null is the tokenizer's own.",
     )

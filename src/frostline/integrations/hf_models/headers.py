@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from frostline.errors import ModelError
 
 from .location import ModelLocation
 
-DTYPES: dict[str, torch.dtype] = {
+_ONE_FILE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -40,6 +43,34 @@ class TensorHeader:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    @classmethod
+    def read(cls, name: str, shape: Sequence[int], dtype: str, *, file: object, where: str) -> TensorHeader:
+        """From an entry of a safetensors header.
+
+        Raises:
+            ModelError: torch has no such dtype.
+        """
+        if dtype not in _DTYPES:
+            raise ModelError(
+                f"tensor {name!r} in {file} has the unknown dtype {dtype!r}",
+                where=where,
+                possible=", ".join(_DTYPES),
+                fix="convert the file to one of these",
+            )
+        return cls(tuple(shape), _DTYPES[dtype])
+
+
+def has_all_weights(folder: Path) -> bool:
+    """Whether the weight files of a model are all in `folder`: a download may have ended between two of them."""
+    if (folder / _ONE_FILE).is_file():
+        return True
+    return (folder / _INDEX).is_file() and all((folder / name).is_file() for name in _indexed(folder))
+
+
+def _indexed(folder: Path) -> list[str]:
+    record = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+    return sorted(set(record["weight_map"].values()))
+
 
 def weight_files(location: ModelLocation) -> list[Path]:
     """The safetensors files that hold the weights of a model folder, in name order.
@@ -49,11 +80,10 @@ def weight_files(location: ModelLocation) -> list[Path]:
     """
     folder = location.path
     assert folder is not None
-    index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    if (folder / _ONE_FILE).is_file():
+        return [folder / _ONE_FILE]
+    if (folder / _INDEX).is_file():
+        names = _indexed(folder)
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise ModelError(
@@ -80,7 +110,7 @@ def read_headers(files: list[Path], where: str) -> dict[str, TensorHeader]:
     """Names, shapes and dtypes of all tensors in `files`.
 
     Raises:
-        ModelError: a file is truncated or not safetensors.
+        ModelError: a file is truncated or not safetensors, or a dtype is unknown.
     """
     tensors: dict[str, TensorHeader] = {}
     for file in files:
@@ -94,15 +124,7 @@ def read_headers(files: list[Path], where: str) -> dict[str, TensorHeader]:
                 possible="a whole safetensors file",
             ) from None
         for tensor in stored:
-            dtype = DTYPES.get(tensor.dtype)
-            if dtype is None:
-                raise ModelError(
-                    f"tensor {tensor.name!r} in {file} has the unknown dtype {tensor.dtype!r}",
-                    where=where,
-                    possible=", ".join(DTYPES),
-                    fix="convert the file to one of these",
-                )
-            tensors[tensor.name] = TensorHeader(tensor.shape, dtype)
+            tensors[tensor.name] = TensorHeader.read(tensor.name, tensor.shape, tensor.dtype, file=file, where=where)
     return tensors
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from frostline.errors import ModelError
 
 from .gguf import converted_folder
-from .headers import DTYPES, TensorHeader, read_headers, weight_files
+from .headers import TensorHeader, has_all_weights, read_headers, weight_files
 from .location import ModelLocation
 
 _SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja", "*.py"]
@@ -36,9 +36,12 @@ def local_folder(
 def tensor_headers(location: ModelLocation, folder: ModelLocation) -> dict[str, TensorHeader]:
     """Names, shapes and dtypes of the tensors in the weight files.
 
-    For a Hub repository whose weights are not here only the headers are fetched, a few kB.
+    For a Hub repository whose weights are not all here only the headers are fetched, a few kB.
+
+    Raises:
+        ModelError: a weight file is missing, damaged or not safetensors, or the Hub cannot be asked.
     """
-    if location.kind == "hub" and folder.path is not None and not any(folder.path.glob("*.safetensors")):
+    if location.kind == "hub" and folder.path is not None and not has_all_weights(folder.path):
         return _remote_headers(location)
     return read_headers(weight_files(folder), location.where)
 
@@ -47,8 +50,8 @@ def _snapshot(location: ModelLocation, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
+        HTTPError,
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
@@ -69,7 +72,7 @@ def _snapshot(location: ModelLocation, patterns: list[str]) -> Path:
             "is neither a folder here nor in the local Hub cache, and the Hub cannot be reached",
             f"{_SPELL}; or go online (unset HF_HUB_OFFLINE) once to download it",
         ) from error
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except (HTTPError, HFValidationError, OSError) as error:
         raise _unknown(location, f"cannot be fetched from the Hub: {error}", _SPELL) from error
     path = Path(folder)
     if not (path / "config.json").is_file():
@@ -102,16 +105,16 @@ def cached_models() -> list[str]:
 
 def _remote_headers(location: ModelLocation) -> dict[str, TensorHeader]:
     from huggingface_hub import get_safetensors_metadata
-    from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError
+    from huggingface_hub.errors import HTTPError, NotASafetensorsRepoError, SafetensorsParsingError
 
     try:
         metadata = get_safetensors_metadata(location.name, revision=location.revision)
     except NotASafetensorsRepoError as error:
         raise _unknown(location, "has no safetensors weights", "choose a repository with safetensors") from error
-    except (HfHubHTTPError, OSError) as error:
+    except (HTTPError, SafetensorsParsingError, OSError) as error:
         raise _unknown(location, f"cannot be read on the Hub: {error}", "try again, or download it first") from error
     return {
-        name: TensorHeader(tuple(tensor.shape), DTYPES[tensor.dtype])
-        for file in metadata.files_metadata.values()
-        for name, tensor in file.tensors.items()
+        name: TensorHeader.read(name, tensor.shape, tensor.dtype, file=file, where=location.where)
+        for file, content in metadata.files_metadata.items()
+        for name, tensor in content.tensors.items()
     }

@@ -6,20 +6,18 @@ Imports nothing heavy and opens no file; what is inside the files is for `header
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
 import re
 from dataclasses import dataclass, replace
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Literal
 
 from frostline.config.origin import Origin
+from frostline.data.packages import PREFIX, find_in_package
 from frostline.errors import ModelError
 
 Kind = Literal["folder", "gguf", "hub"]
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.\-]*(/[\w.\-]+)?$")
-_PACKAGE = "package:"
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,8 @@ def resolve_location(name_or_path: str, origin: Origin | None = None, revision: 
         ModelError: nothing of this name is there, the package is not installed, or the text cannot be a Hub id.
     """
     asked = ModelLocation(name_or_path, "hub", revision=revision, origin=origin)
-    if name_or_path.startswith(_PACKAGE):
-        package, path = find_in_package(name_or_path, asked.where)
+    if name_or_path.startswith(PREFIX):
+        package, path = find_in_package(name_or_path, asked.where, ModelError)
         return _local(replace(asked, package=package, path=path))
     path = Path(name_or_path).expanduser()
     if path.exists():
@@ -78,46 +76,6 @@ def resolve_location(name_or_path: str, origin: Origin | None = None, revision: 
             fix=f"correct the path; a relative path starts at the current directory, {os.getcwd()}",
         )
     return asked
-
-
-def _near_package(name: str) -> str:
-    installed = sorted(packages_distributions())
-    near = difflib.get_close_matches(name, installed, n=3)
-    return f"nearest installed: {', '.join(near)}" if near else "the import name of an installed package"
-
-
-def find_in_package(text: str, where: str) -> tuple[str, Path]:
-    """`package:PKG/sub/folder` -> (PKG, path), without importing PKG.
-
-    Raises:
-        ModelError: PKG is not installed, or has no such folder or file.
-    """
-    package, _, inside = text.removeprefix(_PACKAGE).partition("/")
-    if not package.isidentifier():
-        raise ModelError(
-            f"{text!r} names no Python package",
-            where=where,
-            possible="package:PKG/sub/folder, PKG being the name to import",
-            fix="write the import name of an installed top-level package, then the folder inside it",
-        )
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise ModelError(
-            f"Python package {package!r}, which should hold the model, is not installed",
-            where=where,
-            fix="correct the name, or install the package that holds the model",
-            possible=_near_package(package),
-        )
-    root = Path(next(iter(spec.submodule_search_locations)))
-    path = root / inside
-    if not path.exists():
-        raise ModelError(
-            f"Python package {package!r} has no {inside!r}",
-            where=where,
-            possible=_near(path) or f"what is in {root}",
-            fix=f"look into {root}",
-        )
-    return package, path
 
 
 def _local(location: ModelLocation) -> ModelLocation:
