@@ -7,6 +7,7 @@ such beginning must be a beginning of the whole. Knows nothing of files, batches
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -75,6 +76,8 @@ def render_chats(
     template = _template(tokenizer, origin)
     marks = train_on != "all" and _GENERATION.search(template) is not None
     opener = _turn_opener(tokenizer, origin) if marks else None
+    if system is not None:
+        _require_system(tokenizer, system, origin)
     for first in range(0, len(conversations), _CHUNK):
         chunk = [_with_system(messages, system) for messages in conversations[first : first + _CHUNK]]
         if marks:
@@ -101,6 +104,20 @@ def _with_system(messages: Sequence[dict[str, Any]], system: str | None) -> list
     return [{"role": "system", "content": system}, *messages]
 
 
+def _require_system(tokenizer: PreTrainedTokenizerBase, system: str, origin: Origin | None) -> None:
+    probe = _with_system([{"role": "user", "content": "x"}], system)
+    with _rendering("data.system before a message of the user", origin):
+        text = str(tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=True))
+    if system.strip() not in text:
+        raise DataError(
+            "the chat template leaves system messages out, so data.system would have no effect",
+            where=origin or "data.system",
+            possible="a template that writes the content of a system message as it is",
+            fix="remove `data.system`, write its text into the first message of the user, or set "
+            "`tokenizer.chat_template`",
+        )
+
+
 def _by_mark(
     tokenizer: PreTrainedTokenizerBase,
     messages: list[dict[str, Any]],
@@ -115,7 +132,8 @@ def _by_mark(
         )
     ids: list[int] = encoded["input_ids"]
     mask: list[int] = list(encoded["assistant_masks"])
-    special = {token for token in tokenizer.all_special_ids if token not in (opener, tokenizer.bos_token_id)}
+    bos: Any = tokenizer.bos_token_id
+    special = _special_ids(tokenizer) - {opener, bos}
     runs = _runs(mask)
     if not runs and any(message.get("role") == "assistant" for message in messages):
         raise DataError(
@@ -144,6 +162,12 @@ def _turn_opener(tokenizer: PreTrainedTokenizerBase, origin: Origin | None) -> i
     return with_header[len(without)] if len(with_header) > len(without) else None
 
 
+def _special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int | None]:
+    """The named special tokens and those that were only added as special: often the one that ends a turn."""
+    added: dict[int, Any] = tokenizer.added_tokens_decoder
+    return {*tokenizer.all_special_ids, *(token for token, entry in added.items() if entry.special)}
+
+
 def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:
     runs: list[tuple[int, int]] = []
     start: int | None = None
@@ -170,7 +194,7 @@ def _by_beginnings(
         for turn in turns:
             texts += [turn.prompt] if turn.through is None else [turn.prompt, turn.through]
     ids = iter(_tokenize(tokenizer, texts))
-    special = set(tokenizer.all_special_ids)
+    special = _special_ids(tokenizer)
     for number, (_, turns) in enumerate(plans, start=first):
         whole_ids = next(ids)
         labels = list(whole_ids) if train_on == "all" else [IGNORED] * len(whole_ids)
@@ -207,10 +231,26 @@ def _plan(
     turns: list[_Turn] = []
     for i in indices[-1:] if train_on == "last" else indices:
         through = None if i == len(messages) - 1 else render(i + 1)
-        turns.append(_Turn(i, render(i), render(i, header=True), through))
+        before, prompt = render(i), render(i, header=True)
+        if prompt == before:
+            prompt += _header(tokenizer, messages[:i], len(before), number, origin)
+        turns.append(_Turn(i, before, prompt, through))
         if not whole.startswith(turns[-1].before) or not whole.startswith(through or ""):
             raise _not_a_beginning(number, i, origin)
     return whole, turns
+
+
+def _header(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], start: int, number: int, origin: Origin | None
+) -> str:
+    """What a template that ignores `add_generation_prompt` writes before an answer: what two answers share."""
+    with _rendering(f"example {number}", origin):
+        one, other = (
+            str(tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": text}], tokenize=False))
+            for text in ("x", "y")
+        )
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one[start:], other[start:], strict=False))
+    return "".join(character for character, _ in same)
 
 
 def _opening(tokenizer: PreTrainedTokenizerBase, whole: str, header: bool) -> str:
@@ -254,7 +294,7 @@ def _start(
     return common
 
 
-def _trim(tokenizer: PreTrainedTokenizerBase, ids: list[int], start: int, end: int, special: set[int]) -> int:
+def _trim(tokenizer: PreTrainedTokenizerBase, ids: list[int], start: int, end: int, special: set[int | None]) -> int:
     """Leave out the white space that templates write behind the token that ends a turn."""
     last = end
     while last > start and ids[last - 1] not in special:

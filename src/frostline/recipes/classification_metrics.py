@@ -19,6 +19,7 @@ METRIC_NAMES: Mapping[str, tuple[str, ...]] = {
     "regression": ("mse", "mae", "pearson"),
 }
 
+_NAME_WIDTH = 20  # in the head of a confusion matrix
 _ZERO: Any = 0  # scikit-learn takes numbers too, and its annotation says text only
 
 
@@ -52,10 +53,13 @@ def label_set_metrics(predicted: Tensor, truth: Tensor, names: Sequence[str]) ->
     """
     from sklearn.metrics import accuracy_score, f1_score
 
-    per_class = _per_class(predicted, truth, names, labels=None)
+    # scikit-learn takes one column for two classes, "no" and "yes"; the label is the second.
+    labels = [1] if len(names) == 1 else list(range(len(names)))
+    per_class = _per_class(predicted, truth, names, labels=labels)
+    micro = f1_score(truth.numpy(), predicted.numpy(), labels=labels, average="micro", zero_division=_ZERO)
     return {
         "exact_match": float(accuracy_score(truth.numpy(), predicted.numpy())),
-        "micro_f1": float(f1_score(truth.numpy(), predicted.numpy(), average="micro", zero_division=_ZERO)),
+        "micro_f1": float(micro),
         "macro_f1": _macro_f1(per_class),
         "report": {"labels": list(names), "per_class": per_class},
     }
@@ -77,7 +81,7 @@ def regression_metrics(predicted: Tensor, truth: Tensor) -> dict[str, Any]:
 
 
 def _per_class(
-    predicted: Tensor, truth: Tensor, names: Sequence[str], *, labels: Sequence[int] | None
+    predicted: Tensor, truth: Tensor, names: Sequence[str], *, labels: Sequence[int]
 ) -> dict[str, dict[str, float]]:
     from sklearn.metrics import precision_recall_fscore_support
 
@@ -106,8 +110,13 @@ def render_report(report: Mapping[str, Any]) -> str:
     matrix: Sequence[Sequence[int]] | None = report.get("confusion_matrix")
     names: Sequence[str] = report["labels"]
     if matrix is not None and len(names) <= 20:
-        cell = max(5, *(len(f"{count:,}") for row in matrix for count in row), *(min(len(name), 12) for name in names))
-        lines += ["", f"{'true, predicted':<{max(width, 15)}}  " + "  ".join(f"{name[:12]:>{cell}}" for name in names)]
+        cell = max(
+            5, *(len(f"{count:,}") for row in matrix for count in row), *(min(len(name), _NAME_WIDTH) for name in names)
+        )
+        lines += [
+            "",
+            f"{'true, predicted':<{max(width, 15)}}  " + "  ".join(f"{name[:_NAME_WIDTH]:>{cell}}" for name in names),
+        ]
         lines += [
             f"{name:<{max(width, 15)}}  " + "  ".join(f"{count:>{cell},}" for count in row)
             for name, row in zip(names, matrix, strict=True)

@@ -6,7 +6,7 @@ import importlib.util
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from frostline.data.chat import IGNORED, Encoded, render_chat, render_chats
@@ -62,6 +62,39 @@ def test_a_mark_that_holds_the_end_itself_is_not_widened(tokenizer: PreTrainedTo
 def test_a_mark_without_an_end_token_does_not_take_the_next_turn(tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.chat_template = MARKED.replace("{{ '</s>\n' }}", "")
     assert trained(tokenizer, render_chat(tokenizer, FOUR)) == ["hello", "there", "fine", "thanks"]
+
+
+@pytest.mark.parametrize("template", ["plain", "marked"])
+def test_a_turn_that_ends_with_a_token_which_is_special_without_a_name(
+    tokenizer: PreTrainedTokenizerFast, template: str
+) -> None:
+    """Many models end a turn with an added special token, and a text with another one, which alone is `eos_token`."""
+    tokenizer.add_tokens([AddedToken("<end>", special=True, normalized=False)])
+    assert tokenizer.convert_tokens_to_ids("<end>") not in tokenizer.all_special_ids
+    chosen = MARKED if template == "marked" else tokenizer.chat_template
+    assert isinstance(chosen, str)
+    tokenizer.chat_template = chosen.replace("</s>", "<end>")
+    encoded = render_chat(tokenizer, FOUR)
+    assert trained(tokenizer, encoded) == ["hello", "there", "<end>", "fine", "thanks", "<end>"]
+
+
+def test_a_template_that_ignores_the_wish_for_a_header(tokenizer: PreTrainedTokenizerFast) -> None:
+    chosen = tokenizer.chat_template
+    assert isinstance(chosen, str)
+    tokenizer.chat_template = chosen.split("{% if add_generation_prompt")[0]
+    encoded = render_chat(tokenizer, FOUR)
+    assert words(tokenizer, encoded) == WHOLE
+    assert trained(tokenizer, encoded) == ["hello", "there", "</s>", "fine", "thanks", "</s>"]
+
+
+@pytest.mark.parametrize("template", ["plain", "marked"])
+def test_a_template_that_leaves_system_messages_out(tokenizer: PreTrainedTokenizerFast, template: str) -> None:
+    chosen = MARKED if template == "marked" else tokenizer.chat_template
+    assert isinstance(chosen, str)
+    tokenizer.chat_template = chosen.replace("in messages", "in messages if m['role'] != 'system'")
+    with pytest.raises(DataError, match="leaves system messages out"):
+        render_chat(tokenizer, FOUR, system="be nice")
+    assert trained(tokenizer, render_chat(tokenizer, FOUR))
 
 
 def test_marks_that_mark_nothing(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -41,6 +41,23 @@ def test_label_sets_equal_scikit_learn() -> None:
     assert ours["exact_match"] == pytest.approx(metrics.accuracy_score(truth, predicted))
 
 
+@pytest.mark.parametrize(
+    ("truth", "predicted", "f1", "exact"),
+    [
+        ([0, 0, 0], [0, 0, 0], 0.0, 1.0),
+        ([1, 1, 0], [0, 0, 0], 0.0, 1 / 3),
+        ([1, 1, 0, 0], [1, 0, 1, 0], 0.5, 0.5),
+        ([1, 1, 1], [1, 1, 1], 1.0, 1.0),
+    ],
+)
+def test_a_set_of_one_label(truth: list[int], predicted: list[int], f1: float, exact: float) -> None:
+    columns = [torch.tensor(values).bool()[:, None] for values in (predicted, truth)]
+    ours = label_set_metrics(*columns, ("only",))
+    assert (ours["micro_f1"], ours["macro_f1"]) == (f1, f1)
+    assert ours["exact_match"] == pytest.approx(exact)
+    assert ours["report"]["per_class"]["only"]["support"] == sum(truth)
+
+
 def test_regression_equals_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(0)
     truth, predicted = (torch.rand(40, generator=generator, dtype=torch.float64) for _ in range(2))
