@@ -42,7 +42,7 @@ def test_an_error_of_its_own_passes_through(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
 
     def refuse(values: object) -> None:
-        raise CheckpointError("of a later version")
+        raise CheckpointError("of a later version", where="a.json", possible="an older one", fix="upgrade")
 
-    with pytest.raises(CheckpointError, match=r"^of a later version$"):
+    with pytest.raises(CheckpointError, match=r"^of a later version\n"):
         read_json(tmp_path / "a.json", refuse)
