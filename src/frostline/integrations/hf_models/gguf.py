@@ -12,6 +12,7 @@ import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from frostline.errors import ModelError
 
@@ -69,13 +70,14 @@ def _convert(location: ModelLocation, file: Path, target: Path) -> None:
             possible="models in safetensors need no further package",
         )
     with quick_imports():
-        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+        import transformers
+        from transformers import AutoModelForCausalLM, AutoTokenizer
     try:
         with quiet_transformers():
-            # Without dequantize=True the model counts as quantized and save_pretrained refuses it.
-            model = AutoModelForCausalLM.from_pretrained(
-                str(file.parent), gguf_file=file.name, quantization_config=GgufConfig(dequantize=True)
-            )
+            # Releases that have this class keep a model quantized without it, and save_pretrained refuses that.
+            gguf_config: Any = getattr(transformers, "GgufConfig", None)
+            options = {} if gguf_config is None else {"quantization_config": gguf_config(dequantize=True)}
+            model = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, **options)
             tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
             model.save_pretrained(target)
             tokenizer.save_pretrained(target)
