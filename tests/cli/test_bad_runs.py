@@ -130,6 +130,32 @@ def test_a_damaged_manifest(bench: Any, finished: Path, how: str) -> None:
     assert bench.run("evaluate", "run", "--checkpoint", "step-1").status == 0
 
 
+def test_a_damaged_manifest_is_in_the_way_of_its_own_checkpoint_only(bench: Any, finished: Path) -> None:
+    checkpoints = finished / "checkpoints"
+    for step, is_best in ((1, True), (2, False)):
+        path = checkpoints / f"step-{step:06d}" / "manifest.json"
+        record = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**record, "is_best": is_best}), encoding="utf-8")
+    (checkpoints / "best").unlink()
+    (checkpoints / "best").symlink_to("step-000001")
+    damage(LATEST / "manifest.json", "truncated")
+    outcome = bench.run("evaluate", "run")
+    assert outcome.status == 0, outcome.err
+    assert "step-000001" in outcome.out
+    outcome = bench.refused("train", "config.yaml", "--resume")
+    assert "delete step-000002/" in outcome.part("do")
+    shutil.rmtree(LATEST)
+    assert bench.run("train", "config.yaml", "--resume").status == 0
+    assert LATEST.is_dir()
+
+
+def test_resume_of_a_finished_run_sweeps_what_a_kill_left(bench: Any, finished: Path) -> None:
+    shutil.copytree(LATEST, finished / "checkpoints/.tmp-removed-step-000001")
+    bench.config()
+    assert bench.run("train", "config.yaml", "--resume").status == 0
+    assert not list(finished.rglob(".tmp-*"))
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
