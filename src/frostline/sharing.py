@@ -52,7 +52,7 @@ def save_adapter(
     Args:
         model: from `prepare`; wrappers such as DDP or compile do not matter.
         directory: must not exist, or hold an earlier adapter, which is replaced once the new one is whole. A kill at
-            any moment leaves one of the two for `load_adapter`. No link.
+            any moment leaves one of the two for `load_adapter`. No link, and not the current folder or one above it.
         adapter: name of the adapter, needed where the model has several.
         task_type: peft's task type, such as `SEQ_CLS` or `CAUSAL_LM`.
         base: identity of the base; by default its files, where the model tells the folder that it was loaded from, or
@@ -246,6 +246,14 @@ def _publish(directory: Path, write: Callable[[Path], Any], *, mark: str) -> Pat
             where=directory,
             possible=f"a folder that is not there, is empty, or holds an earlier {mark}",
             fix="choose another folder",
+        )
+    current = Path.cwd().resolve()
+    if directory.resolve() in (current, *current.parents):  # replaced by another, it would be gone under this process
+        raise CheckpointError(
+            f"{directory} is the current folder of this process, or one above it",
+            where=directory,
+            possible="a folder that can be replaced as a whole",
+            fix="choose another folder, or go to another one first",
         )
     with publishing(directory) as aside:
         write(aside)

@@ -271,6 +271,18 @@ class TestSaveAdapter:
         with pytest.raises(CheckpointError, match="exists and holds something else"):
             save_adapter(trained(), ".")
 
+    @pytest.mark.parametrize("where", [".", "..", "../adapter"])
+    def test_the_current_folder_and_those_above_are_not_replaced(self, where: str, saved: Path) -> None:
+        """A process whose current folder is gone can open nothing any more."""
+        before = (saved / FILE).read_bytes()
+        for file in saved.iterdir():
+            shutil.copy(file, saved.parent)
+        os.chdir(saved)
+        with pytest.raises(CheckpointError, match=r"current folder(.|\n)*possible:(.|\n)*do:"):
+            save_adapter(trained(), where)
+        assert os.getcwd() == str(saved)
+        assert (saved / FILE).read_bytes() == before
+
     def test_case_102_nothing_is_left_behind_by_a_failed_save(self, tmp_path: Path) -> None:
         model = trained()
         model.layers[0]["q"].lora_B["default"].weight.data[0] = float("inf")
