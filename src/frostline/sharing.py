@@ -59,7 +59,8 @@ def save_adapter(
             else the values of all that stayed frozen.
 
     Raises:
-        CheckpointError: no adapter, a value that is not finite, a foreign folder in the way, the disk is full.
+        CheckpointError: no adapter, a value that is not finite, a trained module with `get_extra_state`, a foreign
+            folder in the way, the disk is full.
         AdapterError: something trained that peft's layout cannot hold.
     """
     plan = plan_of(model)

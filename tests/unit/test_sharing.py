@@ -329,6 +329,52 @@ class TestTrainedPart:
             assert torch.equal(other.eval()(TOKENS), model.eval()(TOKENS))
         assert plan.num_trainable < plan.num_total
 
+    def test_a_parameter_without_elements_is_kept_as_the_plan_has_it(self, tmp_path: Path) -> None:
+        def build() -> Any:
+            model = Net()
+            model.empty = nn.Parameter(torch.zeros(0, 3))
+            return model
+
+        freeze = {"freeze_modules": ["*"], "unfreeze_modules": ["head", {"param": "empty"}]}
+        model, plan = prepare(build(), freeze_config=freeze)
+        assert "empty" in plan.trainable
+        save_trained(model, tmp_path / "t")
+        assert load_trained(build(), tmp_path / "t").empty.shape == (0, 3)
+        model.head.weight.data = torch.zeros(0)  # as a sharding library leaves it, which keeps the values elsewhere
+        with pytest.raises(CheckpointError, match=r"head\.weight is empty \(shape \[0\]\)"):
+            save_trained(model, tmp_path / "t")
+
+    def test_extra_state_has_no_place_in_a_checkpoint(self, tmp_path: Path) -> None:
+        class Scaled(nn.Linear):
+            k: Any = 1.0
+
+            def forward(self, input: Tensor) -> Tensor:
+                return self.k * super().forward(input)
+
+            def get_extra_state(self) -> Any:
+                return self.k
+
+            def set_extra_state(self, state: Any) -> None:
+                self.k = state
+
+        def build() -> Any:
+            model = Net()
+            model.head = Scaled(6, 3)
+            return model
+
+        model, _ = prepare(build(), freeze_config=self.FREEZE)
+        with pytest.raises(CheckpointError, match=r"head \(Scaled\)(.|\n)*get_extra_state(.|\n)*possible:(.|\n)*do:"):
+            save_trained(model, tmp_path / "t")
+        adapted, _ = prepare(build(), peft=LoRA(rank=2, target_modules=["head"]))
+        with pytest.raises(CheckpointError, match=r"head \(.*Scaled\)"):
+            save_adapter(adapted, tmp_path / "a")
+        assert not os.listdir(tmp_path)
+        # Frozen as a whole, it is the base's own; without state there is nothing to lose.
+        frozen, _ = prepare(build(), peft=LoRA(rank=2, target_modules=["q"]))
+        save_adapter(frozen, tmp_path / "a")
+        model.head.k = None
+        save_trained(model, tmp_path / "t")
+
     def test_a_model_that_trains_something_else_is_refused(self, tmp_path: Path) -> None:
         model, _ = prepare(Net(), freeze_config=self.FREEZE)
         save_trained(model, tmp_path / "t")

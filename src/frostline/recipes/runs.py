@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from frostline.adapters import PEFT, parse_method
 from frostline.checkpoint import BaseIdentity, Manifest, RunFolder, fingerprint_files, plan_layout
 from frostline.checkpoint.atomic import disk_errors
-from frostline.checkpoint.peft_layout import OTHERWISE
+from frostline.checkpoint.peft_layout import OTHERWISE, require_no_extra_state
 from frostline.config.load import LoadedConfig
 from frostline.config.yaml_file import dump_yaml
 from frostline.errors import PlanMismatchError
@@ -161,6 +161,7 @@ def train_run(
             possible="\n".join(planned.plan.diff(plan)[:8]),
             fix="report this model: its structure depends on its weights",
         )
+    require_no_extra_state(held.model, plan)  # before the training that could not be saved
     assembly.recipe.check_model(held.model, loaded.origins.at("model", "name_or_path"))
     with RunFolder.open(folder or loaded.run_folder, mode) as run:
         try:
