@@ -81,6 +81,25 @@ def test_a_checkpoint_of_another_base(bench: Any, finished: Path) -> None:
     assert "base" in bench.refused("train", "config.yaml", "--resume").error
 
 
+def test_a_base_whose_config_has_changed(bench: Any, finished: Path) -> None:
+    """The same weights compute something else with it."""
+    config = json.loads((bench.model / "config.json").read_text(encoding="utf-8"))
+    folder = shutil.copytree(bench.model, bench.folder / "base")
+    text = (finished / "config.yaml").read_text(encoding="utf-8").replace(str(bench.model), "base")
+    (finished / "config.yaml").write_text(text, encoding="utf-8")
+    bench.config(model="base")
+    free = {"transformers_version": "9", "use_cache": False, "id2label": {"0": "x", "1": "y"}}
+    (folder / "config.json").write_text(json.dumps({**config, **free}), encoding="utf-8")
+    assert bench.run("evaluate", "run").status == 0
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}), encoding="utf-8")
+    before = bench.snapshot(finished)
+    for args in (("evaluate", "run"), ("train", "config.yaml", "--resume"), ("export", "run", "out", "--to", "merged")):
+        outcome = bench.refused(*args)
+        assert "another config: hidden_act is " in outcome.error
+        assert "gelu" in outcome.part("possible")
+    assert bench.snapshot(finished) == before
+
+
 def damage(path: Path, how: str) -> None:
     data = path.read_bytes()
     if how == "truncated":

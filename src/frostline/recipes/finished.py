@@ -86,7 +86,7 @@ class FinishedRun:
         Raises:
             CheckpointError: another base, a damaged file, another plan.
         """
-        held, plan, base = load_prepared(self.loaded, assembly)
+        held, plan, base = load_prepared(self.loaded, assembly, like=self.manifest.base)
         load_checkpoint(self.checkpoint, model=held.model, plan=plan, base=base)
         return held.model.to(device).eval(), plan
 

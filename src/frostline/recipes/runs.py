@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from frostline.adapters import PEFT, parse_method
 from frostline.checkpoint import BaseIdentity, Manifest, RunFolder, fingerprint_files, plan_layout
 from frostline.checkpoint.atomic import disk_errors
+from frostline.checkpoint.base_config import read_base_config
 from frostline.checkpoint.peft_layout import OTHERWISE, require_no_extra_state
 from frostline.config.load import LoadedConfig
 from frostline.config.yaml_file import dump_yaml
@@ -96,9 +97,12 @@ def method_of(loaded: LoadedConfig) -> PEFT | None:
 
 
 def load_prepared(
-    loaded: LoadedConfig, assembly: Assembly, meta: MetaModel | None = None
+    loaded: LoadedConfig, assembly: Assembly, meta: MetaModel | None = None, *, like: BaseIdentity | None = None
 ) -> tuple[LoadedModel, TrainabilityPlan, BaseIdentity]:
     """The model with weights, adapters and flags; its plan; and which base it is.
+
+    Args:
+        like: the identity that it will be compared with, whose kind of fingerprint is made; None takes the config's.
 
     Raises:
         ModelError: the weights cannot be loaded as planned.
@@ -112,12 +116,14 @@ def load_prepared(
         origins=loaded.origins,
     )
     model = loaded.config.model
+    kind = like.fingerprint_kind if like is not None else loaded.config.checkpoint.fingerprint
     base = BaseIdentity(
         name_or_path=model.name_or_path,
         revision=model.revision,
-        fingerprint=fingerprint_files(held.files),
+        fingerprint=fingerprint_files(held.files, full=kind == "full"),
         dtype=str(held.dtype).removeprefix("torch."),
         folder=_folder_of(assembly.location),
+        config=read_base_config(held.files),
     )
     return held, plan, base
 
@@ -168,7 +174,11 @@ def train_run(
             resume_from = run.latest()
             if resume_from is not None:
                 require_same_config(run, loaded)
-                done, total = Manifest.read(resume_from).step, _num_steps(loaded, data)
+                begun = Manifest.read(resume_from)
+                if begun.base.fingerprint_kind != base.fingerprint_kind:  # the config may have changed that
+                    full = begun.base.fingerprint_kind == "full"
+                    base = replace(base, fingerprint=fingerprint_files(held.files, full=full))
+                done, total = begun.step, _num_steps(loaded, data)
                 say(f"resuming from {resume_from}")
                 if done >= total:
                     say("the run is complete already: nothing is left to train")
