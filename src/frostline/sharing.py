@@ -25,6 +25,7 @@ from frostline.checkpoint import save_trained as write_trained
 from frostline.checkpoint.adapter_file import match_adapter
 from frostline.checkpoint.atomic import publishing, standing
 from frostline.checkpoint.base_in_memory import identity_of, identity_to_save, require_same_base
+from frostline.checkpoint.foreign_adapter import require_tied_as_in, without_base_copies
 from frostline.checkpoint.peft_layout import only_adapter
 from frostline.checkpoint.tensor_file import put_tensors
 from frostline.checkpoint.trained_part import match_trained, read_trained
@@ -109,9 +110,10 @@ def load_adapter(
         CheckpointError: missing, damaged or pickled files; another base; tensors that are missing, unexpected, of
             another shape or not finite.
         AdapterError, SelectorError: the model has no such modules, or its adapter computes with other settings than
-            the one in the file.
+            the one in the file; peft has trained a copy of a tensor that is tied in the model.
     """
-    file = read_adapter(directory)
+    file = without_base_copies(model, read_adapter(directory))
+    require_tied_as_in(model, file)
     is_bare = not adapters_of(model)
     if is_bare:
         _require_places(model, file)
