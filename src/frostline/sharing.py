@@ -25,6 +25,7 @@ from frostline.checkpoint import save_trained as write_trained
 from frostline.checkpoint.adapter_file import match_adapter
 from frostline.checkpoint.atomic import publishing, standing
 from frostline.checkpoint.base_in_memory import identity_of, identity_to_save, require_same_base
+from frostline.checkpoint.foreign_adapter import require_tied_as_in, without_base_copies
 from frostline.checkpoint.peft_layout import only_adapter
 from frostline.checkpoint.tensor_file import put_tensors
 from frostline.checkpoint.trained_part import match_trained, read_trained
@@ -52,14 +53,15 @@ def save_adapter(
     Args:
         model: from `prepare`; wrappers such as DDP or compile do not matter.
         directory: must not exist, or hold an earlier adapter, which is replaced once the new one is whole. A kill at
-            any moment leaves one of the two for `load_adapter`. No link.
+            any moment leaves one of the two for `load_adapter`. No link, and not the current folder or one above it.
         adapter: name of the adapter, needed where the model has several.
         task_type: peft's task type, such as `SEQ_CLS` or `CAUSAL_LM`.
         base: identity of the base; by default its files, where the model tells the folder that it was loaded from, or
             else the values of all that stayed frozen.
 
     Raises:
-        CheckpointError: no adapter, a value that is not finite, a foreign folder in the way, the disk is full.
+        CheckpointError: no adapter, a value that is not finite, a trained module with `get_extra_state`, a foreign
+            folder in the way, the disk is full.
         AdapterError: something trained that peft's layout cannot hold.
     """
     plan = plan_of(model)
@@ -108,9 +110,10 @@ def load_adapter(
         CheckpointError: missing, damaged or pickled files; another base; tensors that are missing, unexpected, of
             another shape or not finite.
         AdapterError, SelectorError: the model has no such modules, or its adapter computes with other settings than
-            the one in the file.
+            the one in the file; peft has trained a copy of a tensor that is tied in the model.
     """
-    file = read_adapter(directory)
+    file = without_base_copies(model, read_adapter(directory))
+    require_tied_as_in(model, file)
     is_bare = not adapters_of(model)
     if is_bare:
         _require_places(model, file)
@@ -246,6 +249,14 @@ def _publish(directory: Path, write: Callable[[Path], Any], *, mark: str) -> Pat
             where=directory,
             possible=f"a folder that is not there, is empty, or holds an earlier {mark}",
             fix="choose another folder",
+        )
+    current = Path.cwd().resolve()
+    if directory.resolve() in (current, *current.parents):  # replaced by another, it would be gone under this process
+        raise CheckpointError(
+            f"{directory} is the current folder of this process, or one above it",
+            where=directory,
+            possible="a folder that can be replaced as a whole",
+            fix="choose another folder, or go to another one first",
         )
     with publishing(directory) as aside:
         write(aside)

@@ -89,6 +89,25 @@ def test_a_checkpoint_of_another_base(bench: Any, finished: Path) -> None:
     assert "belongs to another base" in bench.refused("train", "config.yaml", "--resume").error
 
 
+def test_a_base_whose_config_has_changed(bench: Any, finished: Path) -> None:
+    """The same weights compute something else with it."""
+    config = json.loads((bench.model / "config.json").read_text(encoding="utf-8"))
+    folder = shutil.copytree(bench.model, bench.folder / "base")
+    text = (finished / "config.yaml").read_text(encoding="utf-8").replace(str(bench.model), "base")
+    (finished / "config.yaml").write_text(text, encoding="utf-8")
+    bench.config(model="base")
+    free = {"transformers_version": "9", "use_cache": False, "id2label": {"0": "x", "1": "y"}}
+    (folder / "config.json").write_text(json.dumps({**config, **free}), encoding="utf-8")
+    assert bench.run("evaluate", "run").status == 0
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}), encoding="utf-8")
+    before = bench.snapshot(finished)
+    for args in (("evaluate", "run"), ("train", "config.yaml", "--resume"), ("export", "run", "out", "--to", "merged")):
+        outcome = bench.refused(*args)
+        assert "another config: hidden_act is " in outcome.error
+        assert "gelu" in outcome.part("possible")
+    assert bench.snapshot(finished) == before
+
+
 def damage(path: Path, how: str) -> None:
     data = path.read_bytes()
     if how == "truncated":
@@ -136,6 +155,32 @@ def test_a_damaged_manifest(bench: Any, finished: Path, how: str) -> None:
     for args in (("evaluate", "run"), ("inspect", "run"), ("train", "config.yaml", "--resume")):
         assert "manifest.json" in bench.refused(*args).error
     assert bench.run("evaluate", "run", "--checkpoint", "step-1").status == 0
+
+
+def test_a_damaged_manifest_is_in_the_way_of_its_own_checkpoint_only(bench: Any, finished: Path) -> None:
+    checkpoints = finished / "checkpoints"
+    for step, is_best in ((1, True), (2, False)):
+        path = checkpoints / f"step-{step:06d}" / "manifest.json"
+        record = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**record, "is_best": is_best}), encoding="utf-8")
+    (checkpoints / "best").unlink()
+    (checkpoints / "best").symlink_to("step-000001")
+    damage(LATEST / "manifest.json", "truncated")
+    outcome = bench.run("evaluate", "run")
+    assert outcome.status == 0, outcome.err
+    assert "step-000001" in outcome.out
+    outcome = bench.refused("train", "config.yaml", "--resume")
+    assert "delete step-000002/" in outcome.part("do")
+    shutil.rmtree(LATEST)
+    assert bench.run("train", "config.yaml", "--resume").status == 0
+    assert LATEST.is_dir()
+
+
+def test_resume_of_a_finished_run_sweeps_what_a_kill_left(bench: Any, finished: Path) -> None:
+    shutil.copytree(LATEST, finished / "checkpoints/.tmp-removed-step-000001")
+    bench.config()
+    assert bench.run("train", "config.yaml", "--resume").status == 0
+    assert not list(finished.rglob(".tmp-*"))
 
 
 @pytest.mark.parametrize(

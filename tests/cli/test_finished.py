@@ -47,6 +47,19 @@ def test_evaluate_other_checkpoints(bench: Any, finished: Path) -> None:
     bench.refused("evaluate", "run", "--checkpoint", "newest")
 
 
+def test_a_run_that_knows_every_byte_of_its_base(bench: Any) -> None:
+    bench.config(checkpoint={"fingerprint": "full", "every": 1})
+    done(bench, "train", "config.yaml")
+    step = bench.folder / "run/checkpoints/step-000002"
+    assert Manifest.read(step).base.fingerprint_kind == "full"
+    done(bench, "evaluate", "run")
+    bench.config(checkpoint={"fingerprint": "sampled", "every": 1})
+    shutil.rmtree(step)
+    done(bench, "train", "config.yaml", "--resume")
+    assert Manifest.read(step).base.fingerprint_kind == "full", "as it began"
+    done(bench, "evaluate", "run")
+
+
 @pytest.mark.parametrize("command", [("evaluate",), ("predict",), ("inspect",), ("export", "out")])
 def test_a_run_that_is_not_there(bench: Any, command: tuple[str, ...]) -> None:
     bench.write("folder/file.txt", "x")

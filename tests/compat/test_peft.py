@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from frostline.adapters import LoRA, adapters_of
@@ -300,3 +301,63 @@ def test_the_base_is_named_for_peft(tmp_path: Path) -> None:
     assert (logits(alone) - logits(model)).abs().max() <= 1e-5
     with pytest.raises(CheckpointError, match="another base"):
         load_adapter(llama(), tmp_path / "adapter", base=BaseIdentity(fingerprint="sampled:0"))
+
+
+@pytest.mark.parametrize("saved", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]], ids=str)
+def test_what_peft_trained_apart_is_not_written_into_a_tied_tensor(saved: list[str], tmp_path: Path) -> None:
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=saved)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft says itself that the tie is broken
+        theirs = peft.get_peft_model(llama(), config)
+        scatter(theirs)
+        theirs.save_pretrained(tmp_path)
+    model = llama()
+    before = logits(model)
+    with pytest.raises((AdapterError, CheckpointError), match=r"tied(.|\n)*possible:(.|\n)*do:"):
+        load_adapter(model, tmp_path)
+    assert torch.equal(logits(model), before)
+    assert not adapters_of(model)
+
+
+def test_the_copy_of_an_adapted_output_head_that_peft_saves(tmp_path: Path) -> None:
+    def build() -> Any:
+        return llama(tied=False)
+
+    theirs = peft.get_peft_model(build(), peft.LoraConfig(r=4, target_modules=["lm_head", "q_proj"]))
+    scatter(theirs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft says that it saves the head
+        theirs.save_pretrained(tmp_path)
+    assert any("lm_head.base_layer.weight" in key for key in load_file(tmp_path / "adapter_model.safetensors"))
+    model, plan = load_adapter(build(), tmp_path)
+    assert (logits(model) - logits(theirs)).abs().max() <= 1e-5
+    assert "lm_head.weight" not in plan.trainable
+    load_adapter(model, tmp_path)  # prepared
+    load_adapter(build().bfloat16(), tmp_path)
+    other = build()
+    with torch.no_grad():
+        other.lm_head.weight += 1
+    with pytest.raises(CheckpointError, match=r"another base: .*lm_head\.weight(.|\n)*possible:(.|\n)*do:"):
+        load_adapter(other, tmp_path)
+    assert not adapters_of(other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_base_in_a_folder_of_transformers(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Loaded as another class, under names with a prefix, with parameters that no file holds."""
+
+    def build() -> Any:
+        return transformers.AutoModelForSequenceClassification.from_pretrained(
+            tmp_path / "base", num_labels=3, dtype=dtype
+        )
+
+    transformers.BertModel(transformers.BertConfig(**BERT), add_pooling_layer=False).save_pretrained(tmp_path / "base")
+    model, _ = prepare(build(), peft=LoRA(rank=4, target_modules=["query"]), new=HEAD)
+    scatter(model)
+    save_adapter(model, tmp_path / "a")
+    load_adapter(build(), tmp_path / "a")
+    other = build()
+    with torch.no_grad():
+        other.bert.encoder.layer[1].output.dense.weight.mul_(1.1)
+    with pytest.raises(CheckpointError, match=r"bert\.encoder\.layer\.1\.output\.dense\.weight in memory is not"):
+        load_adapter(other, tmp_path / "a")

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from frostline.adapters import LoRA, adapters_of, inject, merge
+from frostline.adapters import LoRA, adapters_of, inject, merge, unmerge
 from frostline.checkpoint import BaseIdentity
 from frostline.errors import AdapterError, CheckpointError, PlanMismatchError
 from frostline.preparation import prepare
@@ -271,6 +271,18 @@ class TestSaveAdapter:
         with pytest.raises(CheckpointError, match="exists and holds something else"):
             save_adapter(trained(), ".")
 
+    @pytest.mark.parametrize("where", [".", "..", "../adapter"])
+    def test_the_current_folder_and_those_above_are_not_replaced(self, where: str, saved: Path) -> None:
+        """A process whose current folder is gone can open nothing any more."""
+        before = (saved / FILE).read_bytes()
+        for file in saved.iterdir():
+            shutil.copy(file, saved.parent)
+        os.chdir(saved)
+        with pytest.raises(CheckpointError, match=r"current folder(.|\n)*possible:(.|\n)*do:"):
+            save_adapter(trained(), where)
+        assert os.getcwd() == str(saved)
+        assert (saved / FILE).read_bytes() == before
+
     def test_case_102_nothing_is_left_behind_by_a_failed_save(self, tmp_path: Path) -> None:
         model = trained()
         model.layers[0]["q"].lora_B["default"].weight.data[0] = float("inf")
@@ -316,6 +328,52 @@ class TestTrainedPart:
         for other in (bare, prepared):
             assert torch.equal(other.eval()(TOKENS), model.eval()(TOKENS))
         assert plan.num_trainable < plan.num_total
+
+    def test_a_parameter_without_elements_is_kept_as_the_plan_has_it(self, tmp_path: Path) -> None:
+        def build() -> Any:
+            model = Net()
+            model.empty = nn.Parameter(torch.zeros(0, 3))
+            return model
+
+        freeze = {"freeze_modules": ["*"], "unfreeze_modules": ["head", {"param": "empty"}]}
+        model, plan = prepare(build(), freeze_config=freeze)
+        assert "empty" in plan.trainable
+        save_trained(model, tmp_path / "t")
+        assert load_trained(build(), tmp_path / "t").empty.shape == (0, 3)
+        model.head.weight.data = torch.zeros(0)  # as a sharding library leaves it, which keeps the values elsewhere
+        with pytest.raises(CheckpointError, match=r"head\.weight is empty \(shape \[0\]\)"):
+            save_trained(model, tmp_path / "t")
+
+    def test_extra_state_has_no_place_in_a_checkpoint(self, tmp_path: Path) -> None:
+        class Scaled(nn.Linear):
+            k: Any = 1.0
+
+            def forward(self, input: Tensor) -> Tensor:
+                return self.k * super().forward(input)
+
+            def get_extra_state(self) -> Any:
+                return self.k
+
+            def set_extra_state(self, state: Any) -> None:
+                self.k = state
+
+        def build() -> Any:
+            model = Net()
+            model.head = Scaled(6, 3)
+            return model
+
+        model, _ = prepare(build(), freeze_config=self.FREEZE)
+        with pytest.raises(CheckpointError, match=r"head \(Scaled\)(.|\n)*get_extra_state(.|\n)*possible:(.|\n)*do:"):
+            save_trained(model, tmp_path / "t")
+        adapted, _ = prepare(build(), peft=LoRA(rank=2, target_modules=["head"]))
+        with pytest.raises(CheckpointError, match=r"head \(.*Scaled\)"):
+            save_adapter(adapted, tmp_path / "a")
+        assert not os.listdir(tmp_path)
+        # Frozen as a whole, it is the base's own; without state there is nothing to lose.
+        frozen, _ = prepare(build(), peft=LoRA(rank=2, target_modules=["q"]))
+        save_adapter(frozen, tmp_path / "a")
+        model.head.k = None
+        save_trained(model, tmp_path / "t")
 
     def test_a_model_that_trains_something_else_is_refused(self, tmp_path: Path) -> None:
         model, _ = prepare(Net(), freeze_config=self.FREEZE)
@@ -497,6 +555,73 @@ class TestOtherBase:
         with pytest.raises(CheckpointError, match="other weights"):
             _load(_in_folder(tmp_path / "other", _two_linears(1)), tmp_path / "a", kind)
 
+    @pytest.mark.parametrize("prepared", [False, True])
+    def test_changed_in_memory_since_it_was_loaded(self, prepared: bool, kind: str, tmp_path: Path) -> None:
+        _save(_in_folder(tmp_path / "base", _two_linears(0)), tmp_path / "a", kind)
+        model: Any = _in_folder(tmp_path / "base", _two_linears(0))
+        with torch.no_grad():
+            model[0].weight[3, 3] += 0.1
+        if prepared:
+            prepare(model, **({"peft": LoRA(target_modules=["0"])} if kind == "adapter" else {"freeze_config": FREEZE}))
+        before = state_of(model)
+        message = r"another base: 0\.weight in memory is not what(.|\n)*merge(.|\n)*do: +load the base again"
+        with pytest.raises(CheckpointError, match=message):
+            _load(model, tmp_path / "a", kind)
+        assert_unchanged(model, before)
+
+    def test_trained_on_a_base_that_was_changed_in_memory(self, kind: str, tmp_path: Path) -> None:
+        def changed() -> Any:
+            model = _in_folder(tmp_path / "base", _two_linears(0))
+            with torch.no_grad():
+                model[0].weight.mul_(2)
+            return model
+
+        _save(changed(), tmp_path / "a", kind)
+        _load(changed(), tmp_path / "a", kind)
+        with pytest.raises(CheckpointError, match="other weights"):
+            _load(_in_folder(tmp_path / "base", _two_linears(0)), tmp_path / "a", kind)
+
+    @pytest.mark.parametrize(
+        "cast", [lambda m: m.bfloat16(), lambda m: m.bfloat16().float(), lambda m: m.half(), lambda m: m.double()]
+    )
+    def test_another_dtype_than_the_files_is_the_same_base(self, cast: Any, kind: str, tmp_path: Path) -> None:
+        _save(_in_folder(tmp_path / "base", _two_linears(0)), tmp_path / "a", kind)
+        _load(cast(_in_folder(tmp_path / "base", _two_linears(0))), tmp_path / "a", kind)
+
+    def test_tensors_under_other_names_or_shapes_are_no_reason_to_refuse(self, kind: str, tmp_path: Path) -> None:
+        def build() -> Any:
+            model = _two_linears(0)
+            save_file({"x.weight": torch.zeros(4, 4), "0.weight": torch.zeros(8, 4)}, tmp_path / "model.safetensors")
+            return _named(model, tmp_path)
+
+        _save(build(), tmp_path / "a", kind)
+        _load(build(), tmp_path / "a", kind)
+
+    def test_another_config_is_another_base(self, kind: str, tmp_path: Path) -> None:
+        folder = tmp_path / "base"
+
+        def build(**config: Any) -> Any:
+            model = _in_folder(folder, _two_linears(0))
+            (folder / "config.json").write_text(json.dumps(config))
+            return model
+
+        config = {"hidden_act": "gelu", "text_config": {"layers": 2}}
+        _save(build(**config), tmp_path / "a", kind)
+        free = {"transformers_version": "6", "use_cache": False, "id2label": {"0": "x"}, "architectures": ["Y"]}
+        _load(build(**config, **free, dtype="float16"), tmp_path / "a", kind)
+        other = build(hidden_act="relu", text_config={"layers": 2})
+        before = state_of(other)
+        with pytest.raises(CheckpointError, match=r"another base: .*base has another config: hidden_act(.|\n)*gelu"):
+            _load(other, tmp_path / "a", kind)
+        assert_unchanged(other, before)
+        with pytest.raises(CheckpointError, match="another config: text_config"):
+            _load(build(hidden_act="gelu", text_config={"layers": 3}), tmp_path / "a", kind)
+        record = tmp_path / "a" / ("frostline.json" if kind == "adapter" else "trained.json")
+        values = json.loads(record.read_text())
+        values["base"].pop("config")  # as it was written before configs were recorded
+        record.write_text(json.dumps(values))
+        _load(build(hidden_act="relu"), tmp_path / "a", kind)
+
     @pytest.mark.parametrize("name", ["", "org/model"])
     def test_files_cannot_be_compared_with_a_model_that_names_none(self, name: str, kind: str, tmp_path: Path) -> None:
         base = _in_folder(tmp_path / "base", _two_linears(0))
@@ -515,6 +640,17 @@ class TestOtherBase:
         with pytest.raises(UserWarning, match="its values in float32, and the model is in float64"):
             _load(model, tmp_path / "a", kind)  # tests make errors of warnings, and nothing may be left half done
         assert_unchanged(model, before)
+
+
+def test_a_merged_adapter_counts_already(tmp_path: Path) -> None:
+    _save(_in_folder(tmp_path / "base", _two_linears(0)), tmp_path / "a", "adapter")
+    model, _ = load_adapter(_in_folder(tmp_path / "base", _two_linears(0)), tmp_path / "a")
+    merge(model, keep=True)
+    load_adapter(model, tmp_path / "a")  # beside the base weights that were put aside
+    unmerge(model)
+    merge(model)
+    with pytest.raises(CheckpointError, match=r"0\.weight in memory is not what"):
+        load_adapter(model, tmp_path / "a")
 
 
 def test_an_identity_that_tells_nothing_is_refused(tmp_path: Path) -> None:

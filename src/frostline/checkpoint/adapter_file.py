@@ -19,7 +19,15 @@ from torch import Tensor
 from frostline.checkpoint.atomic import standing, write_file
 from frostline.checkpoint.fingerprint import BaseIdentity
 from frostline.checkpoint.json_file import read_json
-from frostline.checkpoint.peft_layout import PeftLayout, only_adapter, peft_key, plan_layout, trained_paths
+from frostline.checkpoint.peft_layout import (
+    PeftLayout,
+    only_adapter,
+    peft_key,
+    plan_layout,
+    planned_empty,
+    require_no_extra_state,
+    trained_paths,
+)
 from frostline.checkpoint.peft_matching import PREFIX
 from frostline.checkpoint.tensor_file import PICKLED, read_tensors, require_fit, values_of, write_tensors
 from frostline.errors import CheckpointError
@@ -84,15 +92,19 @@ def write_adapter(
     Returns the layout; what is in its `inexpressible` has **not** been written, and is for `save_trained(only=...)`.
 
     Raises:
-        CheckpointError: no adapter, a tensor that is empty, of the wrong shape or not finite, the disk is full.
+        CheckpointError: no adapter, a tensor that is empty, of the wrong shape or not finite, a trained module with
+            state of its own (`get_extra_state`), the disk is full.
     """
     directory = Path(directory)
+    require_no_extra_state(model, plan)
     layout = plan_layout(model, plan, adapter=adapter, task_type=task_type)
     values = values_of(model)
     _check_rank(layout, values)
     directory.mkdir(parents=True, exist_ok=True)
     shown = {key: path for path, key in layout.keys.items()}
-    write_tensors(directory / WEIGHTS, {key: values[path] for path, key in layout.keys.items()}, shown)
+    empty = {layout.keys[path] for path in planned_empty(plan) if path in layout.keys}
+    tensors = {key: values[path] for path, key in layout.keys.items()}
+    write_tensors(directory / WEIGHTS, tensors, shown, may_be_empty=empty)
     base = base or BaseIdentity()
     config = {**layout.config, "base_model_name_or_path": base.folder or base.name_or_path, "revision": base.revision}
     write_file(directory / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -148,6 +148,20 @@ def _put_back(final: Path) -> None:
         os.rename(old, final)
 
 
+def sweep(folder: Path) -> None:
+    """Remove what writers in `folder` left aside when they were killed. Only where no other process writes."""
+    for stale in folder.glob(".tmp-*"):
+        remove(stale)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link (not what it leads to) or a folder with all that it holds."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
 def replace_link(link: Path, target: str) -> None:
     """Point the symbolic link `link` at the relative path `target`, in one step.
 

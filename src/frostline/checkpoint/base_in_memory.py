@@ -14,8 +14,10 @@ from pathlib import Path
 import torch
 
 from frostline.adapters import unmerged_weights
+from frostline.checkpoint.base_config import read_base_config
 from frostline.checkpoint.fingerprint import BaseIdentity, fingerprint_files, fingerprint_model
-from frostline.errors import Problem
+from frostline.checkpoint.values_of_files import changed_since_loaded
+from frostline.errors import CheckpointError, Problem
 from frostline.trainability import TrainabilityPlan
 from frostline.tree import ModuleTree, canonical_named_parameters, unwrap
 
@@ -29,19 +31,25 @@ def identity_of(model: torch.nn.Module) -> BaseIdentity | None:
     if name is None:
         return None
     files = _files_of(model)
-    return BaseIdentity(name, fingerprint=fingerprint_files(files) if files else None, dtype=_dtype_of(model))
+    fingerprint = fingerprint_files(files) if files else None
+    return BaseIdentity(name, fingerprint=fingerprint, dtype=_dtype_of(model), config=read_base_config(files))
 
 
 def identity_to_save(model: torch.nn.Module, plan: TrainabilityPlan) -> BaseIdentity | None:
-    """Identity of the base: by its files where the model names them, else by the values of what stayed frozen."""
+    """Identity of the base: by its files where the model names them and still is what they hold, else by its values.
+
+    The values are those of all that stayed frozen.
+    """
     identity = identity_of(model)
-    if identity is not None and identity.fingerprint is not None:
-        return identity
     paths = _base_without(model, plan.kept)
+    by_files = identity is not None and identity.fingerprint is not None
+    if by_files and changed_since_loaded(model, _files_of(model), paths, unmerged_weights(model)) is None:
+        return identity
     if not paths:
         return identity
     fingerprint = fingerprint_model(model, paths, instead=unmerged_weights(model))
-    return BaseIdentity(_name_of(model), fingerprint=fingerprint, dtype=_dtype_of(model))
+    identity = identity or BaseIdentity(_name_of(model), dtype=_dtype_of(model))
+    return replace(identity, fingerprint=fingerprint)
 
 
 def require_same_base(
@@ -60,15 +68,19 @@ def require_same_base(
         given: identity of the base, where the caller knows it.
 
     Raises:
-        CheckpointError: it is another base.
+        CheckpointError: it is another base, or one that was changed in memory after it was loaded.
     """
     if saved is None:
         return
-    if given is None or given.fingerprint_kind != saved.fingerprint_kind:
-        identity = given or BaseIdentity(_name_of(model), dtype=_dtype_of(model))
+    told = given is not None and given.fingerprint_kind == saved.fingerprint_kind
+    if given is None or not told:
+        config = read_base_config(_files_of(model))
+        identity = given or BaseIdentity(_name_of(model), dtype=_dtype_of(model), config=config)
         # One of the other kind is kept where none of the right kind can be made, and refused below.
         given = replace(identity, fingerprint=_fingerprint_like(model, saved, held) or identity.fingerprint)
     saved.check_same(given, where=where)
+    if not told and saved.fingerprint_kind in ("sampled", "full"):
+        _require_unchanged(model, held, where)
     if saved.fingerprint is not None and given.fingerprint is None:
         warnings.warn(str(_cannot_tell(model, saved, where)), stacklevel=3)
 
@@ -83,6 +95,20 @@ def _fingerprint_like(model: torch.nn.Module, saved: BaseIdentity, held: Collect
         paths = _base_without(model, held)
         return fingerprint_model(model, paths, full=kind == "model-full", instead=unmerged_weights(model))
     return None
+
+
+def _require_unchanged(model: torch.nn.Module, held: Collection[str], where: Path) -> None:
+    """The files are the right ones; what was loaded from them may have been changed since."""
+    files = _files_of(model)
+    changed = changed_since_loaded(model, files, _base_without(model, held), unmerged_weights(model)) if files else None
+    if changed is not None:
+        raise CheckpointError(
+            f"the model given is another base: {changed} in memory is not what {_name_of(model)} holds; it was changed "
+            "after it was loaded, as a merge of this or another adapter does",
+            where=where,
+            possible="the base as its files hold it",
+            fix="load the base again (what was merged counts already), or train on the changed model",
+        )
 
 
 def _cannot_tell(model: torch.nn.Module, saved: BaseIdentity, where: Path) -> Problem:

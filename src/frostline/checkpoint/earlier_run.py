@@ -10,12 +10,13 @@ import os
 import shutil
 from pathlib import Path
 
-from frostline.checkpoint.atomic import sync_directory
+from frostline.checkpoint.atomic import remove, sync_directory
 from frostline.checkpoint.run_lock import LOCK
 
 EARLIER = ".earlier-run"
-# While entries move, in either direction; what lies beside it then belongs to the earlier run too.
-_MOVING = ".tmp-earlier-run"
+# While entries move, in either direction; what lies beside it then belongs to the earlier run too. Not a name that is
+# swept away.
+_MOVING = ".moving-earlier-run"
 
 
 def set_aside(path: Path) -> None:
@@ -58,10 +59,7 @@ def delete_earlier(path: Path) -> None:
 def empty(path: Path) -> None:
     """Delete all that the run folder `path` holds, but its lock and the earlier run."""
     for entry in _entries(path):
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+        remove(entry)
 
 
 def _entries(path: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
+from frostline.checkpoint.base_config import config_changes
 from frostline.checkpoint.safetensors_header import StoredTensor, read_header
 from frostline.errors import CheckpointError, Place
 from frostline.tree import canonical_named_parameters
@@ -35,6 +36,7 @@ class BaseIdentity:
         quantization: name of the quantization, if any.
         folder: where the files lie on this machine, if it is a folder that transformers loads: peft's config names it,
             because peft does not know our `package:` names. Not compared either.
+        config: from `read_base_config`; None where it is not known, as in records of earlier versions.
     """
 
     name_or_path: str | None = None
@@ -43,6 +45,7 @@ class BaseIdentity:
     dtype: str | None = None
     quantization: str | None = None
     folder: str | None = None
+    config: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -60,7 +63,7 @@ class BaseIdentity:
         entries = cast("dict[str, Any]", values)
         known = {key: value for key, value in entries.items() if key in cls.__dataclass_fields__}
         for key, value in known.items():
-            if value is not None and not isinstance(value, str):
+            if value is not None and not isinstance(value, dict if key == "config" else str):
                 raise ValueError(f"base: {key} is {value!r}")
         return cls(**known)
 
@@ -73,7 +76,8 @@ class BaseIdentity:
         """Raise unless `given` (the base in memory) is the one that `self` (in the checkpoint) names.
 
         Raises:
-            CheckpointError: other weights, another quantization, or fingerprints of two kinds, which tell nothing.
+            CheckpointError: other weights, another config or quantization, or fingerprints of two kinds, which tell
+                nothing.
         """
         kinds = self.fingerprint_kind, given.fingerprint_kind
         if None not in kinds and kinds[0] != kinds[1]:
@@ -96,6 +100,16 @@ class BaseIdentity:
                     + f" ({attribute} {_short(mine)})",
                     fix="load the base that the run was trained on",
                 )
+        if self.config is None or given.config is None:
+            return
+        if changes := config_changes(self.config, given.config):
+            raise CheckpointError(
+                f"the checkpoint belongs to another base: {given.name_or_path or 'the model given'} has another "
+                f"config: {', '.join(f'{key} is {_short(now)}' for key, _, now in changes[:4])}",
+                where=where,
+                possible=", ".join(f"{key} {_short(then)}" for key, then, _ in changes[:4]) + ", as it was trained",
+                fix="restore config.json of the base, or load the base that the run was trained on",
+            )
 
 
 def _short(value: str | None) -> str:

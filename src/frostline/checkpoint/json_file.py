@@ -15,11 +15,12 @@ from frostline.errors import CheckpointError
 T = TypeVar("T")
 
 
-def read_json(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
+def read_json(path: Path, parse: Callable[[dict[str, Any]], T], *, otherwise: str = "use another checkpoint") -> T:
     """What `parse` makes of the mapping in `path`.
 
     Args:
         parse: may raise ValueError, KeyError, TypeError and AttributeError: the file is damaged then.
+        otherwise: what can be done where the file cannot be restored.
 
     Raises:
         CheckpointError: the file is missing, cannot be read, is not JSON, or holds something else; and what `parse`
@@ -33,22 +34,20 @@ def read_json(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
     except CheckpointError:
         raise
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{path.name} is missing", where=path.parent, possible=_POSSIBLE, fix="use another checkpoint"
-        ) from None
+        raise CheckpointError(f"{path.name} is missing", where=path.parent, possible=_POSSIBLE, fix=otherwise) from None
     except OSError as error:
         raise CheckpointError(
             f"{path.name} cannot be read: {error.strerror or error}",
             where=path,
             possible="a file that this user can read",
-            fix="change the permissions, or use another checkpoint",
+            fix=f"change the permissions, or {otherwise}",
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path.name} is damaged: {f'it has no {error}' if isinstance(error, KeyError) else error}",
             where=path,
             possible=_POSSIBLE,
-            fix="restore the file, or use another checkpoint",
+            fix=f"restore the file, or {otherwise}",
         ) from None
 
 

@@ -96,7 +96,7 @@ class Manifest:
             values["notes"] = tuple(values["notes"])
             return cls(**{key: value for key, value in values.items() if key in cls.__dataclass_fields__})
 
-        return read_json(path, parse)
+        return read_json(path, parse, otherwise=_without(directory))
 
     def verify_files(self, directory: Path, below: tuple[str, ...] = ("",)) -> None:
         """Raise unless the files in `directory` are byte for byte those that were written.
@@ -123,9 +123,13 @@ class Manifest:
             raise CheckpointError(
                 f"the checkpoint is damaged: {'; '.join(faults)}",
                 where=directory,
-                fix=f"restore the file, or delete {directory.name}/ to go on from the checkpoint before it",
+                fix=f"restore the file, or {_without(directory)}",
                 possible="files byte for byte as they were written",
             )
+
+
+def _without(directory: Path) -> str:
+    return f"delete {directory.name}/ to go on from the checkpoint before it"
 
 
 def _require_shape(values: dict[str, Any]) -> None:

@@ -72,6 +72,30 @@ def trained_paths(model: torch.nn.Module, plan: TrainabilityPlan, adapter: str |
     return paths + _moved_buffers(model, plan)
 
 
+def planned_empty(plan: TrainabilityPlan) -> set[str]:
+    """Paths of the parameters that have no element by the plan, such as a table of no rows."""
+    return {path for path, decision in plan.decisions.items() if 0 in decision.shape}
+
+
+def require_no_extra_state(model: torch.nn.Module, plan: TrainabilityPlan) -> None:
+    """Raise where a module that may have changed has state that is neither parameter nor buffer: no file holds it.
+
+    Raises:
+        CheckpointError: names the module.
+    """
+    for path, module in canonical_named_modules(model):
+        if type(module).get_extra_state is torch.nn.Module.get_extra_state or _is_held(path, plan):
+            continue
+        if module.get_extra_state() is not None:
+            raise CheckpointError(
+                f"{path or 'the model'} ({type(module).__name__}) keeps state in `get_extra_state`, which would be "
+                "lost: a checkpoint holds parameters and persistent buffers",
+                where=path or "the model",
+                possible="modules that are frozen as a whole, or whose state is in parameters and buffers",
+                fix="keep it in a persistent buffer, let get_extra_state return None, or freeze the module",
+            )
+
+
 def base_modules(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Every module under every name, without adapter internals."""
     found: dict[str, torch.nn.Module] = {}
@@ -231,11 +255,14 @@ def _whole_modules(
 
 
 def _moved_buffers(model: torch.nn.Module, plan: TrainabilityPlan) -> list[str]:
+    buffers = canonical_named_buffers(model, persistent_only=True)
+    return [path for path, _ in buffers if not _is_held(path.rpartition(".")[0], plan)]
+
+
+def _is_held(path: str, plan: TrainabilityPlan) -> bool:
+    """Whether the module `path` is part of a wholly frozen subtree that is held in evaluation mode."""
     frozen = plan.frozen_roots if plan.frozen_mode == "eval" else ()
-    held = tuple(f"{root}." for root in frozen)
-    if "" in frozen:
-        return []
-    return [path for path, _ in canonical_named_buffers(model, persistent_only=True) if not path.startswith(held)]
+    return any(root in ("", path) or path.startswith(f"{root}.") for root in frozen)
 
 
 def _buffers_below(model: torch.nn.Module, modules: set[str]) -> list[str]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Self
 
-from frostline.checkpoint.atomic import disk_errors, recover_replaced, replace_link, write_file
+from frostline.checkpoint.atomic import disk_errors, recover_replaced, replace_link, sweep, write_file
 from frostline.checkpoint.earlier_run import delete_earlier, empty, has_earlier, restore_earlier, set_aside
 from frostline.checkpoint.manifest import FILE_NAME as MANIFEST
 from frostline.checkpoint.manifest import Manifest
@@ -146,10 +146,19 @@ class RunFolder:
         return complete[-1] if complete else None
 
     def best(self) -> Path | None:
-        """The best checkpoint: the newest complete one that was the best when it was written."""
+        """The best checkpoint: the newest complete one that was the best when it was written.
+
+        Raises:
+            CheckpointError: the manifest of the one that the link `best` leads to is damaged; another's is passed over.
+        """
         for path in reversed(self.checkpoints()):
-            if Manifest.read(path).is_best:
-                return path
+            try:
+                if Manifest.read(path).is_best:
+                    return path
+            except CheckpointError:
+                link = self.checkpoint_root / "best"
+                if link.is_symlink() and os.readlink(link) == path.name:
+                    raise
         return None
 
     def find(self, which: str = "latest") -> Path:
@@ -201,11 +210,7 @@ class RunFolder:
         for path in removed:
             # Renamed first, so that a kill never leaves half a folder that looks complete.
             path.rename(path.with_name(f".tmp-removed-{path.name}"))
-        for stale in self.checkpoint_root.glob(".tmp-*"):
-            if stale.is_dir() and not stale.is_symlink():
-                shutil.rmtree(stale)
-            else:
-                stale.unlink()
+        sweep(self.checkpoint_root)
         return removed
 
     def write_text(self, name: str, text: str) -> Path:
@@ -250,13 +255,18 @@ class RunFolder:
         self.close()
 
     def _repair(self) -> None:
-        """Finish what a kill interrupted: an overwriting, a replaced folder, links that lag behind."""
+        """Finish what a kill interrupted: an overwriting, a replaced folder, links that lag behind; sweep the rest.
+
+        Only with the lock: what lies aside is then of a writer that is gone.
+        """
         if self.checkpoints():
             delete_earlier(self.path)
         restore_earlier(self.path)
+        sweep(self.path)
         if not self.checkpoint_root.is_dir():
             return
         recover_replaced(self.checkpoint_root)
+        sweep(self.checkpoint_root)
         if (latest := self.latest()) is not None:
             self.set_latest(latest)
             if (best := self.best()) is not None:

@@ -6,7 +6,7 @@ Knows names and tensors; nothing of plans, adapters or of what the names mean. P
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,19 @@ def values_of(model: torch.nn.Module) -> dict[str, Tensor]:
     return values
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], shown: Mapping[str, str] | None = None) -> None:
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    shown: Mapping[str, str] | None = None,
+    *,
+    may_be_empty: Collection[str] = (),
+) -> None:
     """Write `tensors` to the safetensors file `path` in one step, after names and shapes were read back.
 
     Args:
         shown: name for messages by name in the file.
+        may_be_empty: names in the file of tensors that are known to have no element. Another one that has none is what
+            a sharding library leaves, which keeps the values elsewhere.
 
     Raises:
         CheckpointError: nothing to write; a tensor is empty, without values or not finite; the disk is full.
@@ -43,7 +51,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], shown: Mapping[str,
         label = (shown or {}).get(name, name)
         if tensor.is_meta:
             faults.append(f"{label} has no values (meta device)")
-        elif tensor.numel() == 0:
+        elif tensor.numel() == 0 and name not in may_be_empty:
             faults.append(f"{label} is empty (shape {list(tensor.shape)})")
         elif tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             faults.append(f"{label} holds values that are not finite")

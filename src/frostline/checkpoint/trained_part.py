@@ -18,7 +18,7 @@ from torch import Tensor
 from frostline.checkpoint.atomic import standing, write_file
 from frostline.checkpoint.fingerprint import BaseIdentity
 from frostline.checkpoint.json_file import read_json
-from frostline.checkpoint.peft_layout import trained_paths
+from frostline.checkpoint.peft_layout import planned_empty, require_no_extra_state, trained_paths
 from frostline.checkpoint.tensor_file import read_tensors, require_fit, values_of, write_tensors
 from frostline.errors import CheckpointError
 from frostline.trainability import TrainabilityPlan
@@ -45,13 +45,15 @@ def save_trained(
     Returns the canonical paths written.
 
     Raises:
-        CheckpointError: a tensor is empty or not finite, nothing has trained, the disk is full.
+        CheckpointError: a tensor is empty or not finite, nothing has trained, a trained module has state of its own
+            (`get_extra_state`), the disk is full.
     """
     directory = Path(directory)
+    require_no_extra_state(model, plan)
     paths = [path for path in trained_paths(model, plan) if only is None or path in only]
     values = values_of(model)
     directory.mkdir(parents=True, exist_ok=True)
-    write_tensors(directory / WEIGHTS, {path: values[path] for path in paths})
+    write_tensors(directory / WEIGHTS, {path: values[path] for path in paths}, may_be_empty=planned_empty(plan))
     record = {
         "format_version": 1,
         "base": (base or BaseIdentity()).to_dict(),

@@ -94,7 +94,7 @@ class FinishedRun:
         """
         from frostline.training.precision import convert_trained
 
-        held, plan, base = load_prepared(self.loaded, assembly)
+        held, plan, base = load_prepared(self.loaded, assembly, like=self.manifest.base)
         convert_trained(held.model, plan, self.loaded.config.training, self.loaded.origins)
         load_checkpoint(self.checkpoint, model=held.model, plan=plan, base=base)
         return held.model.to(device).eval(), plan

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 from frostline.adapters import PEFT, parse_method
 from frostline.checkpoint import BaseIdentity, Manifest, RunFolder, fingerprint_files, plan_layout
 from frostline.checkpoint.atomic import disk_errors
-from frostline.checkpoint.peft_layout import OTHERWISE
+from frostline.checkpoint.base_config import read_base_config
+from frostline.checkpoint.peft_layout import OTHERWISE, require_no_extra_state
 from frostline.config.load import LoadedConfig
 from frostline.config.yaml_file import dump_yaml
 from frostline.errors import PlanMismatchError
@@ -100,9 +101,12 @@ def method_of(loaded: LoadedConfig) -> PEFT | None:
 
 
 def load_prepared(
-    loaded: LoadedConfig, assembly: Assembly, meta: MetaModel | None = None
+    loaded: LoadedConfig, assembly: Assembly, meta: MetaModel | None = None, *, like: BaseIdentity | None = None
 ) -> tuple[LoadedModel, TrainabilityPlan, BaseIdentity]:
     """The model with weights, adapters and flags; its plan; and which base it is.
+
+    Args:
+        like: the identity that it will be compared with, whose kind of fingerprint is made; None takes the config's.
 
     Raises:
         ModelError: the weights cannot be loaded as planned.
@@ -116,12 +120,14 @@ def load_prepared(
         origins=loaded.origins,
     )
     model = loaded.config.model
+    kind = like.fingerprint_kind if like is not None else loaded.config.checkpoint.fingerprint
     base = BaseIdentity(
         name_or_path=model.name_or_path,
         revision=model.revision,
-        fingerprint=fingerprint_files(held.files),
+        fingerprint=fingerprint_files(held.files, full=kind == "full"),
         dtype=str(held.dtype).removeprefix("torch."),
         folder=_folder_of(assembly.location),
+        config=read_base_config(held.files),
     )
     return held, plan, base
 
@@ -165,6 +171,7 @@ def train_run(
             possible="\n".join(planned.plan.diff(plan)[:8]),
             fix="report this model: its structure depends on its weights",
         )
+    require_no_extra_state(held.model, plan)  # before the training that could not be saved
     assembly.recipe.check_model(held.model, loaded.origins.at("model", "name_or_path"))
     with RunFolder.open(folder or loaded.run_folder, mode) as run:
         try:
@@ -173,7 +180,11 @@ def train_run(
                 require_same_config(run, loaded, allow_plan_change=allow_plan_change)
                 if allow_plan_change:
                     require_nothing_lost(resume_from, plan)
-                done, total = Manifest.read(resume_from).step, _num_steps(loaded, data)
+                begun = Manifest.read(resume_from)
+                if begun.base.fingerprint_kind != base.fingerprint_kind:  # the config may have changed that
+                    full = begun.base.fingerprint_kind == "full"
+                    base = replace(base, fingerprint=fingerprint_files(held.files, full=full))
+                done, total = begun.step, _num_steps(loaded, data)
                 say(f"resuming from {resume_from}")
                 if done >= total:
                     say("the run is complete already: nothing is left to train")

@@ -65,6 +65,17 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit(name: str, tmp_path: Path) -> N
     assert resumed.param_groups[0].keys() == optimizer.param_groups[0].keys()
 
 
+@pytest.mark.parametrize("name", ["adamw", "momentum"])
+def test_the_state_of_a_parameter_without_elements(name: str, tmp_path: Path) -> None:
+    model = net()
+    model.empty = nn.Parameter(torch.zeros(0, 3))  # type: ignore[assignment]
+    optimizer = OPTIMIZERS[name](model.parameters())
+    model.empty.sum().backward()  # type: ignore[operator]
+    step(model, optimizer, 1)
+    without = save_optimizer(optimizer, model, tmp_path)
+    load_optimizer(OPTIMIZERS[name](model.parameters()), model, tmp_path, without_state=without)
+
+
 def test_no_file_is_a_pickle(tmp_path: Path) -> None:
     model = net()
     optimizer = OPTIMIZERS["adamw"](model.parameters())

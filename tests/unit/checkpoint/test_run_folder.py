@@ -226,3 +226,28 @@ def test_reading_where_there_is_no_run(tmp_path: Path) -> None:
         RunFolder.read(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="is not a run folder"):
         RunFolder.read(tmp_path)
+
+
+def test_opening_sweeps_what_kills_left(tmp_path: Path) -> None:
+    with RunFolder.open(tmp_path) as run:
+        run.set_latest(add(run, 1))
+        (run.checkpoint_root / ".tmp-removed-step-000021" / "state").mkdir(parents=True)
+        (run.checkpoint_root / ".tmp-latest-77").symlink_to("step-000009")
+        (tmp_path / ".tmp-config.yaml-77").write_text("half")
+    with pytest.raises(CheckpointError, match="exists already"):
+        RunFolder.open(tmp_path)
+    assert (tmp_path / ".tmp-config.yaml-77").exists(), "refused: nothing changes"
+    with RunFolder.open(tmp_path, "resume") as run:
+        assert sorted(item.name for item in run.checkpoint_root.iterdir()) == ["latest", "step-000001"]
+        assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_a_broken_manifest_elsewhere_does_not_hide_the_best(tmp_path: Path) -> None:
+    with RunFolder.open(tmp_path) as run:
+        run.set_best(add(run, 1, best=True))
+        run.set_latest(add(run, 2))
+        (run.checkpoint_dir(2) / "manifest.json").write_text("{")
+        assert RunFolder.read(tmp_path).best() == run.checkpoint_dir(1)
+        run.set_best(run.checkpoint_dir(2))
+        with pytest.raises(CheckpointError, match=r"manifest.json is damaged(.|\n)*delete step-000002/"):
+            RunFolder.read(tmp_path).best()

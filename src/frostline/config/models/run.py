@@ -63,6 +63,11 @@ class CheckpointConfig(Section):
         Field(default="epoch", description="Save after so many steps, or after each epoch; always at the end.")
     )
     keep: int = Field(default=2, ge=1, description="Newest checkpoints to keep; best and latest are always kept.")
+    fingerprint: Literal["sampled", "full"] = Field(
+        default="sampled",
+        description="How a checkpoint knows its base: sampled hashes blocks of each tensor, full every byte of the "
+        "weight files (at the start of each command). A resumed run stays with the one that it began with.",
+    )
 
 
 class TrackingConfig(Section):
