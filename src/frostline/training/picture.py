@@ -40,8 +40,10 @@ def draw_curves(run_dir: Path, score: str | None = None) -> Path:
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
     train = series(records, "loss")
-    axes.plot(*train, color="tab:blue", alpha=0.35, linewidth=1, label="training loss")
-    axes.plot(train[0], _smoothed(train[1]), color="tab:blue", label="its running mean")
+    window = len(train[0]) // 20  # a short run needs no mean, which would only lag behind
+    axes.plot(*train, color="tab:blue", alpha=0.35 if window > 1 else 1.0, label="training loss")
+    if window > 1:
+        axes.plot(train[0], _smoothed(train[1], window), color="tab:blue", label=f"its mean over about {window} steps")
     validation = series(records, "validation_loss")
     if validation[0]:
         axes.plot(*validation, color="tab:orange", marker="o", label="validation loss")
@@ -69,8 +71,9 @@ def series(records: list[dict[str, Any]], name: str) -> tuple[list[int], list[fl
     return [step for step, _ in points], [value for _, value in points]
 
 
-def _smoothed(values: list[float], weight: float = 0.9) -> list[float]:
-    """Exponential mean, corrected for its start."""
+def _smoothed(values: list[float], window: int) -> list[float]:
+    """Exponential mean over about `window` values, corrected for its start."""
+    weight = 1 - 1 / window
     smoothed: list[float] = []
     mean = 0.0
     for number, value in enumerate(values, start=1):
