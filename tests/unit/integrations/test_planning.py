@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from frostline.integrations.hf_models.build import _NoValues
+from frostline.integrations.hf_models.no_values import NoValues
 
 PREAMBLE = """
 import sys
@@ -41,9 +41,9 @@ assert torch.distributed.is_available(), "only while transformers is imported"
 
 def test_meta_model_needs_no_sympy() -> None:
     run("""
-from frostline.integrations.hf_models.build import _NoValues
+from frostline.integrations.hf_models.no_values import NoValues
 config = transformers.BertConfig(hidden_size=16, num_attention_heads=2, intermediate_size=8, num_hidden_layers=1)
-with _NoValues(), torch.device("meta"):
+with NoValues(), torch.device("meta"):
     modeling_bert.BertForSequenceClassification(config)
 assert "sympy" not in sys.modules
 """)
@@ -84,7 +84,7 @@ def test_nothing_is_left_out_unless_asked_for() -> None:
 
 
 def test_no_values_keeps_shapes_and_dtypes() -> None:
-    with _NoValues(), torch.device("meta"):
+    with NoValues(), torch.device("meta"):
         layer = nn.Embedding(5, 3, dtype=torch.bfloat16)
         numbers = torch.arange(2, 12, 3)
         like = torch.empty_like(layer.weight)
@@ -100,5 +100,5 @@ def test_no_values_keeps_shapes_and_dtypes() -> None:
     assert like.dtype == torch.bfloat16
     assert halved.dtype == torch.float16
     assert elsewhere.device.type == "cpu"
-    with _NoValues():
+    with NoValues():
         assert torch.arange(3).tolist() == [0, 1, 2]

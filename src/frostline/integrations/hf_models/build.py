@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from frostline.errors import ModelError
 
 from .headers import TensorHeader, main_dtype
 from .hub import local_folder, tensor_headers
 from .location import ModelLocation
+from .no_values import NoValues
 from .startup import quick_imports, quiet_transformers
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def from_pretrained(
                 if meta_state is None:
                     return auto_class.from_pretrained(str(folder.path), config=config, **options, **loading, **trust)
                 # Only a model class takes a state dict; building once without storage is the public way to learn it.
-                with _NoValues():
+                with NoValues():
                     with torch.device("meta"):
                         sample = auto_class.from_config(config, **options, **trust)
                     return type(sample).from_pretrained(
@@ -214,28 +214,6 @@ def from_pretrained(
                     )
         except (ValueError, ImportError, OSError, RuntimeError) as error:
             raise _load_error(folder, head, error) from error
-
-
-class _NoValues(TorchFunctionMode):
-    """Spares the meta device what it does in Python, for which torch first imports sympy (0.4 s).
-
-    There is nothing to fill for `torch.nn.init`, and `arange` and `empty_like` are shapes.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        del types
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", None) in ("torch.nn.init", "transformers.initialization"):
-            return args[0] if args else kwargs["tensor"]
-        if func is torch.arange and str(kwargs.get("device")) == "meta":
-            values = func(*args, **{**kwargs, "device": "cpu"})
-            return torch.empty(values.shape, dtype=values.dtype, device="meta")
-        if func is torch.empty_like and args and args[0].is_meta and args[0].is_contiguous():
-            defaults: dict[str, Any] = {"dtype": args[0].dtype, "device": "meta"}
-            return torch.empty(args[0].shape, **{**defaults, **kwargs})
-        return func(*args, **kwargs)
 
 
 def _first_line(error: Exception) -> str:
