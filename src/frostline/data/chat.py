@@ -331,7 +331,11 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list
 
 @contextmanager
 def rendering(what: str, origin: Origin | None) -> Iterator[None]:
-    """Inside, what a template raises while it renders `what` is a `DataError`: a refusal of its own, or its Python meeting another message."""
+    """Inside, what a template raises is a `DataError`: a refusal of its own, or its Python meeting another message.
+
+    Args:
+        what: what is rendered, to complete "the chat template cannot render".
+    """
     from jinja2 import TemplateError
 
     try:

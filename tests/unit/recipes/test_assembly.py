@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -295,3 +296,22 @@ def test_a_length_without_room_for_text(bert_folder: Path, write: Write, pair: b
     data = run(classification(bert_folder, write(rows), {"max_length": least})).data
     assert data is not None
     assert {len(example["input_ids"]) for example in data.train.examples} == {least}
+
+
+def test_a_length_that_keeps_no_token_names_one_that_does(llama_folder: Path, write: Write) -> None:
+    file = write(CHATS)
+    longest = max(run(causal(llama_folder, file)).data.train.stats.lengths)  # type: ignore[union-attr]
+    with pytest.raises(DataError, match=r"keeps a token to train within data\.max_length: 3") as error:
+        run(causal(llama_folder, file, max_length=3))
+    found = re.search(rf"(\d+) at least.*the longest example has {longest} tokens", str(error.value))
+    assert found
+    assert run(causal(llama_folder, file, max_length=int(found[1]))).data is not None
+    with pytest.raises(DataError, match=r"keeps a token to train"):
+        run(causal(llama_folder, file, max_length=int(found[1]) - 1))
+
+
+def test_a_prompt_that_the_template_refuses_names_its_place(llama_folder: Path, write: Write) -> None:
+    assembly = run(causal(llama_folder, write(CHATS)))
+    assembly.tokenizer.chat_template = "{{ raise_exception('no') if messages[0]['content'] == 'bad' else 'hi' }}"
+    with pytest.raises(DataError, match="cannot render asked, row 1: no"):
+        assembly.predict(assembly.load_model().model, Rows.from_dicts([{"prompt": "hi"}, {"prompt": "bad"}], "asked"))
