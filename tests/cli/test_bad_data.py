@@ -106,6 +106,37 @@ def test_a_maximum_length_above_the_window(bench: Any) -> None:
     assert "16" in bench.refused("train", "config.yaml").part("possible")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"text": "\\ud800 lone", "label": "pos"}',
+        '{"text": "a", "label": ' + "9" * 5_000 + "}",
+        '{"text": ' + "[" * 100_000,
+    ],
+    ids=["surrogate", "digits", "depth"],
+)
+def test_json_that_python_cannot_hold_names_the_line(bench: Any, finished: Path, line: str) -> None:
+    bench.write("bad.jsonl", '{"text": "a", "label": "pos"}\n' + line + "\n")
+    assert "bad.jsonl, line 2" in bench.refused("predict", finished, "bad.jsonl").error
+    bench.config(data={"train": "bad.jsonl"}, output_dir="other")
+    assert "bad.jsonl, line 2" in bench.refused("train", "config.yaml").part("where")
+
+
+def test_a_row_without_label_is_found_by_its_line_after_shuffle_and_split(bench: Any) -> None:
+    lines = "".join(f'"{row["text"]}\n more",{row["label"]}\n' for row in bench.texts(12))
+    bench.write("dirty.csv", f"text,label\n{lines}good film,\n")
+    for validation in (1, 6):
+        bench.config(data={"train": "dirty.csv", "validation": validation})
+        assert bench.refused("train", "config.yaml").error.startswith("error: dirty.csv, line 26 has no label")
+
+
+def test_a_length_that_only_special_tokens_fit_into(bench: Any) -> None:
+    bench.config(data={"max_length": 2})
+    outcome = bench.refused("train", "config.yaml")
+    assert outcome.part("possible") == "3 at least: the tokenizer adds 2 special tokens"
+    assert "data.max_length" in outcome.part("where")
+
+
 # ---- models
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from frostline.config.origin import Origin
+from frostline.data.rows import PlaceOf, row_number
 from frostline.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,10 +29,15 @@ _CHUNK = 256  # conversations per call of the tokenizer, which works on a batch 
 
 @dataclass(frozen=True)
 class Encoded:
-    """One example: `input_ids` and `labels` of equal length; a label is the id itself or -100 (not trained)."""
+    """One example: `input_ids` and `labels` of equal length; a label is the id itself or -100 (not trained).
+
+    `num_bare` counts the assistant turns of which the template renders no text: nothing, or their end token alone, as
+    of calls of a tool by a template that does not know them.
+    """
 
     input_ids: list[int]
     labels: list[int]
+    num_bare: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,7 @@ def render_chats(
     train_on: TrainOn = "assistant",
     system: str | None = None,
     origin: Origin | None = None,
+    place_of: PlaceOf = row_number,
 ) -> Iterator[Encoded]:
     """Token ids and labels of conversations, in order.
 
@@ -68,6 +75,7 @@ def render_chats(
         train_on: "assistant" trains every assistant turn, "last" only the last one, "all" every token. A trained turn
             includes the token that ends it, so that the model learns to stop; not the header that opens it.
         system: system message for the conversations that do not begin with one of their own.
+        place_of: where the conversation of an index stands, for messages.
 
     Raises:
         DataError: the tokenizer has no chat template, the template refuses a conversation, or it renders a
@@ -82,9 +90,10 @@ def render_chats(
         chunk = [_with_system(messages, system) for messages in conversations[first : first + _CHUNK]]
         if marks:
             for number, messages in enumerate(chunk, start=first):
-                yield _by_mark(tokenizer, messages, train_on, opener, number, origin)
+                yield _by_mark(tokenizer, messages, train_on, opener, place_of(number), origin)
         else:
-            yield from _by_beginnings(tokenizer, chunk, train_on, first, origin)
+            rows = [place_of(first + index) for index in range(len(chunk))]
+            yield from _by_beginnings(tokenizer, chunk, train_on, rows, origin)
 
 
 def _template(tokenizer: PreTrainedTokenizerBase, origin: Origin | None) -> str:
@@ -106,7 +115,7 @@ def _with_system(messages: Sequence[dict[str, Any]], system: str | None) -> list
 
 def _require_system(tokenizer: PreTrainedTokenizerBase, system: str, origin: Origin | None) -> None:
     probe = _with_system([{"role": "user", "content": "x"}], system)
-    with _rendering("data.system before a message of the user", origin):
+    with rendering("data.system before a message of the user", origin):
         text = str(tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=True))
     if system.strip() not in text:
         raise DataError(
@@ -123,10 +132,10 @@ def _by_mark(
     messages: list[dict[str, Any]],
     train_on: TrainOn,
     opener: int | None,
-    number: int,
+    row: str,
     origin: Origin | None,
 ) -> Encoded:
-    with _rendering(f"example {number}", origin):
+    with rendering(row, origin):
         encoded: Any = tokenizer.apply_chat_template(
             messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
@@ -137,7 +146,7 @@ def _by_mark(
     runs = _runs(mask)
     if not runs and any(message.get("role") == "assistant" for message in messages):
         raise DataError(
-            f"the chat template marks no assistant text in example {number}",
+            f"the chat template marks no assistant text in {row}",
             where=origin or "the conversations",
             possible="{% generation %} ... {% endgeneration %} around the assistant's content",
             fix="correct the template, or remove the marks: turns are then located by rendering",
@@ -147,13 +156,17 @@ def _by_mark(
         if end < len(ids) and ids[end - 1] not in special and ids[end] in special:
             end += 1  # templates often close the mark before the token that ends the turn
         labels[start:end] = ids[start:end]
-    return Encoded(ids, labels)
+    # A mark around nothing gives no run.
+    num_answers = sum(message.get("role") == "assistant" for message in messages)
+    num_bare = sum(not _has_text(tokenizer, ids[start:end], special) for start, end in runs)
+    num_bare += max(0, num_answers - len(runs))
+    return Encoded(ids, labels, num_bare if train_on == "assistant" else 0)
 
 
 def _turn_opener(tokenizer: PreTrainedTokenizerBase, origin: Origin | None) -> int | None:
     """First token of the header that opens an assistant turn (None if the template writes none)."""
     probe = [{"role": "user", "content": "x"}]
-    with _rendering("a message of the user", origin):
+    with rendering("a message of the user", origin):
         texts = [
             str(tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=add))
             for add in (False, True)
@@ -184,10 +197,10 @@ def _by_beginnings(
     tokenizer: PreTrainedTokenizerBase,
     chunk: list[list[dict[str, Any]]],
     train_on: TrainOn,
-    first: int,
+    rows: list[str],
     origin: Origin | None,
 ) -> Iterator[Encoded]:
-    plans = [_plan(tokenizer, messages, train_on, first + i, origin) for i, messages in enumerate(chunk)]
+    plans = [_plan(tokenizer, messages, train_on, row, origin) for row, messages in zip(rows, chunk, strict=True)]
     texts: list[str] = []
     for whole, turns in plans:
         texts.append(whole)
@@ -195,31 +208,33 @@ def _by_beginnings(
             texts += [turn.prompt] if turn.through is None else [turn.prompt, turn.through]
     ids = iter(_tokenize(tokenizer, texts))
     special = _special_ids(tokenizer)
-    for number, (_, turns) in enumerate(plans, start=first):
+    for row, (_, turns) in zip(rows, plans, strict=True):
         whole_ids = next(ids)
+        num_bare = 0
         labels = list(whole_ids) if train_on == "all" else [IGNORED] * len(whole_ids)
         for turn in turns:
-            start = _start(tokenizer, whole_ids, next(ids), turn, number, origin)
+            start = _start(tokenizer, whole_ids, next(ids), turn, row, origin)
             end = len(whole_ids)
             if turn.through is not None:
                 through = next(ids)
                 end = len(through)
                 if whole_ids[:end] != through:
-                    raise _not_a_beginning(number, turn.message, origin)
+                    raise _not_a_beginning(row, turn.message, origin)
             end = _trim(tokenizer, whole_ids, start, end, special)
             labels[start:end] = whole_ids[start:end]
-        yield Encoded(whole_ids, labels)
+            num_bare += not _has_text(tokenizer, whole_ids[start:end], special)
+        yield Encoded(whole_ids, labels, num_bare)
 
 
 def _plan(
     tokenizer: PreTrainedTokenizerBase,
     messages: list[dict[str, Any]],
     train_on: TrainOn,
-    number: int,
+    row: str,
     origin: Origin | None,
 ) -> tuple[str, list[_Turn]]:
     def render(upto: int, header: bool = False) -> str:
-        with _rendering(f"example {number}", origin):
+        with rendering(row, origin):
             if upto == 0:  # many templates look at the first message, so that none cannot be rendered
                 return _opening(tokenizer, whole, header)
             return str(tokenizer.apply_chat_template(messages[:upto], tokenize=False, add_generation_prompt=header))
@@ -233,18 +248,18 @@ def _plan(
         through = None if i == len(messages) - 1 else render(i + 1)
         before, prompt = render(i), render(i, header=True)
         if prompt == before:
-            prompt += _header(tokenizer, messages[:i], len(before), number, origin)
+            prompt += _header(tokenizer, messages[:i], len(before), row, origin)
         turns.append(_Turn(i, before, prompt, through))
         if not whole.startswith(turns[-1].before) or not whole.startswith(through or ""):
-            raise _not_a_beginning(number, i, origin)
+            raise _not_a_beginning(row, i, origin)
     return whole, turns
 
 
 def _header(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], start: int, number: int, origin: Origin | None
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], start: int, row: str, origin: Origin | None
 ) -> str:
     """What a template that ignores `add_generation_prompt` writes before an answer: what two answers share."""
-    with _rendering(f"example {number}", origin):
+    with rendering(row, origin):
         one, other = (
             str(tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": text}], tokenize=False))
             for text in ("x", "y")
@@ -275,7 +290,7 @@ def _start(
     whole: list[int],
     prompt: list[int],
     turn: _Turn,
-    number: int,
+    row: str,
     origin: Origin | None,
 ) -> int:
     """Where the assistant's own tokens begin: behind the header that a server would write at this point."""
@@ -290,7 +305,7 @@ def _start(
     # the tokenizer joins to the answer. What precedes the header must still be a beginning.
     before = _tokenize(tokenizer, [turn.before])[0]
     if common < len(before):
-        raise _not_a_beginning(number, turn.message, origin)
+        raise _not_a_beginning(row, turn.message, origin)
     return common
 
 
@@ -304,6 +319,10 @@ def _trim(tokenizer: PreTrainedTokenizerBase, ids: list[int], start: int, end: i
     return last if last > start else end
 
 
+def _has_text(tokenizer: PreTrainedTokenizerBase, ids: list[int], special: set[int | None]) -> bool:
+    return any(token not in special and str(tokenizer.decode([token])).strip() for token in ids)
+
+
 def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
     # the template writes the special tokens itself; verbose=False: lengths are our business
     encoded: Any = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
@@ -311,8 +330,12 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list
 
 
 @contextmanager
-def _rendering(what: str, origin: Origin | None) -> Iterator[None]:
-    """Inside, what a template raises is a `DataError`: a refusal of its own, or its Python meeting another message."""
+def rendering(what: str, origin: Origin | None) -> Iterator[None]:
+    """Inside, what a template raises is a `DataError`: a refusal of its own, or its Python meeting another message.
+
+    Args:
+        what: what is rendered, to complete "the chat template cannot render".
+    """
     from jinja2 import TemplateError
 
     try:
@@ -322,14 +345,13 @@ def _rendering(what: str, origin: Origin | None) -> Iterator[None]:
             f"the chat template cannot render {what}: {error}",
             where=origin or "the conversations",
             possible="what the template expects: often user and assistant in turn, a system message only at the start",
-            fix="correct the example (they count from 0, after duplicates were removed), or set "
-            "`tokenizer.chat_template`",
+            fix="correct the example, or set `tokenizer.chat_template`",
         ) from error
 
 
-def _not_a_beginning(number: int, message: int, origin: Origin | None) -> DataError:
+def _not_a_beginning(row: str, message: int, origin: Origin | None) -> DataError:
     return DataError(
-        f"the chat template renders the turns before message {message} of example {number} differently when more "
+        f"the chat template renders the turns before message {message} of {row} differently when more "
         "follows, so the assistant's tokens cannot be located",
         where=origin or "the conversations",
         possible="train_on: last (only the last turn has to be located), or a template that marks the assistant's "

@@ -32,7 +32,10 @@ class EncodeStats:
         num_duplicates: rows removed as duplicates (likewise).
         num_truncated: examples longer than `max_length`, cut at their end.
         num_dropped: examples that kept no label (nothing of the answer fits, or there is no assistant turn).
+        num_bare: assistant turns without a text to train, see `frostline.data.chat.Encoded`.
         lengths: tokens of each kept example before the cut, in the order of the examples.
+        longest_dropped: tokens of the longest example that was dropped, before the cut.
+        enough: the smallest `max_length` with which one of the dropped examples keeps a label; None where none has one.
     """
 
     num_read: int = 0
@@ -40,17 +43,35 @@ class EncodeStats:
     num_truncated: int = 0
     num_dropped: int = 0
     lengths: tuple[int, ...] = ()
+    num_bare: int = 0
+    longest_dropped: int = 0
+    enough: int | None = None
 
     def render(self, max_length: int | None = None) -> str:
         """One line, as `2,225 read, 98 duplicates out, 12 cut at 512 tokens, 1 dropped (no label left)`."""
         parts = [f"{self.num_read:,} read"]
         if self.num_duplicates:
-            parts.append(f"{self.num_duplicates:,} duplicates out")
-        if self.num_truncated:
-            parts.append(f"{self.num_truncated:,} cut" + (f" at {max_length:,} tokens" if max_length else ""))
-        if self.num_dropped:
-            parts.append(f"{self.num_dropped:,} dropped (no label left)")
-        return ", ".join(parts)
+            parts.append(count_duplicates(self.num_duplicates))
+        return ", ".join([*parts, *render_losses([self], max_length)])
+
+
+def count_duplicates(num: int) -> str:
+    """`1 duplicate out`, `98 duplicates out`."""
+    return f"{num:,} duplicate{'' if num == 1 else 's'} out"
+
+
+def render_losses(stats: Sequence[EncodeStats], max_length: int | None) -> list[str]:
+    """What did not reach the model, summed over parts of the data: cut, dropped, answers without a text."""
+    cut, dropped = sum(part.num_truncated for part in stats), sum(part.num_dropped for part in stats)
+    bare = sum(part.num_bare for part in stats)
+    pieces: list[str] = []
+    if cut:
+        pieces.append(f"{cut:,} cut" + (f" at {max_length:,} tokens" if max_length else ""))
+    if dropped:
+        pieces.append(f"{dropped:,} dropped (no label left)")
+    if bare:
+        pieces.append(f"{bare:,} assistant turn{'' if bare == 1 else 's'} without a text to train")
+    return pieces
 
 
 @dataclass(frozen=True)
@@ -141,7 +162,7 @@ def encode_classification(
     if labels is not None:
         if columns.label is None:
             raise ValueError("labels need a label column: call classification_columns(need_label=True)")
-        targets = labels.encode(rows.column(columns.label, origin), rows.source, origin)
+        targets = labels.encode(rows.column(columns.label, origin), rows.source, origin, rows.place_of)
     return DeferredData(len(texts), lambda: _tokenize(texts, pairs, targets, tokenizer, max_length))
 
 
@@ -232,7 +253,7 @@ def encode_causal_lm(
         encoded = _joined(tokenizer, _texts(rows, prompt, origin), _texts(rows, completion, origin), system, train_on)
     else:
         conversations = to_messages(rows, format, columns, origin)
-        encoded = list(render_chats(tokenizer, conversations, train_on, system, origin))
+        encoded = list(render_chats(tokenizer, conversations, train_on, system, origin, rows.place_of))
     return _limit(encoded, max_length)
 
 
@@ -240,17 +261,28 @@ def _limit(encoded: Sequence[Encoded], max_length: int | None) -> EncodedData:
     examples: list[Example] = []
     kept: list[int] = []
     lengths: list[int] = []
-    num_truncated = num_dropped = 0
+    num_truncated = num_dropped = longest_dropped = 0
+    enough: list[int] = []
     for index, example in enumerate(encoded):
         ids, labels = example.input_ids[:max_length], example.labels[:max_length]
         if all(label == IGNORED for label in labels[1:]):
             num_dropped += 1
+            longest_dropped = max(longest_dropped, len(example.input_ids))
+            enough += next(([i + 1] for i, label in enumerate(example.labels) if i and label != IGNORED), [])
             continue
         num_truncated += len(ids) < len(example.input_ids)
         examples.append({"input_ids": ids, "labels": labels})
         kept.append(index)
         lengths.append(len(example.input_ids))
-    stats = EncodeStats(len(encoded), 0, num_truncated, num_dropped, tuple(lengths))
+    stats = EncodeStats(
+        len(encoded),
+        num_truncated=num_truncated,
+        num_dropped=num_dropped,
+        lengths=tuple(lengths),
+        num_bare=sum(example.num_bare for example in encoded),
+        longest_dropped=longest_dropped,
+        enough=min(enough, default=None),
+    )
     return EncodedData(examples, stats, tuple(kept))
 
 
@@ -300,10 +332,10 @@ def _texts(rows: Rows, name: str, origin: Origin | None) -> list[str]:
         if not isinstance(value, str):
             kind = "nothing" if value is None else f"{value!r} ({type(value).__name__})"
             raise DataError(
-                f"{rows.source}, example {index}: column {name!r} holds {kind}, not a text",
+                f"{rows.place_of(index)}: column {name!r} holds {kind}, not a text",
                 where=place(rows.source, origin),
                 possible="text in every row of that column",
-                fix="correct or remove that row (examples count from 0, after duplicates were removed)",
+                fix="correct or remove that row",
             )
     return list(values)
 

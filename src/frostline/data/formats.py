@@ -146,11 +146,11 @@ def to_messages(
     keys = key_columns(rows, format, names, origin)
     if format == "messages":
         values = rows.column(keys[0])
-        return [_check(value, f"example {i}: {keys[0]}", rows, origin) for i, value in enumerate(values)]
+        return [_check(value, f"{rows.place_of(i)}: {keys[0]}", rows, origin) for i, value in enumerate(values)]
     conversations: list[list[Message]] = []
     for i, (prompt, completion) in enumerate(zip(rows.column(keys[0]), rows.column(keys[1]), strict=True)):
-        turns = _turns(prompt, "user", f"example {i}: {keys[0]}", rows, origin)
-        turns += _turns(completion, "assistant", f"example {i}: {keys[1]}", rows, origin)
+        turns = _turns(prompt, "user", f"{rows.place_of(i)}: {keys[0]}", rows, origin)
+        turns += _turns(completion, "assistant", f"{rows.place_of(i)}: {keys[1]}", rows, origin)
         conversations.append(turns)
     return conversations
 
@@ -181,10 +181,10 @@ def _check(value: object, position: str, rows: Rows, origin: Origin | None) -> l
 
 def _no_conversation(what: str, position: str, rows: Rows, origin: Origin | None) -> DataError:
     return DataError(
-        f"{rows.source}, {position} {what}",
+        f"{position} {what}",
         where=place(rows.source, origin),
         possible='a list of messages, as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]',
-        fix="correct that example, or remove it (examples count from 0, after duplicates were removed)",
+        fix="correct that example, or remove it",
     )
 
 

@@ -7,8 +7,10 @@ Reading a folder of texts must not cost the import of a data-set library, so thi
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from frostline.config.origin import Origin
@@ -16,6 +18,56 @@ from frostline.errors import DataError
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+#: Index of a row to the words for its place, as `mail.csv, line 21`.
+PlaceOf = Callable[[int], str]
+
+
+def row_number(index: int) -> str:
+    """The place of a row of which nothing but its index is known."""
+    return f"row {index}"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the rows that were read stand in their files. One integer a row at most, so that a million cost little.
+
+    Attributes:
+        files: the files, in the order of their rows.
+        starts: of each file the index of its first row.
+        lines: of each row the line where it begins, from 1; empty where files have no lines.
+        whole: a file is one row, so that its name says all.
+    """
+
+    files: Sequence[str]
+    starts: Sequence[int] = (0,)
+    lines: Sequence[int] = ()
+    whole: bool = False
+
+    @classmethod
+    def join(cls, parts: Sequence[Rows]) -> Places:
+        """Those of the rows of several files, of one kind and as they were read, one behind the other."""
+        files: list[str] = []
+        starts: list[int] = []
+        lines = array("q")
+        num = 0
+        for part in parts:
+            places = part.places or cls((part.source,))
+            files += places.files
+            starts += [num + start for start in places.starts]
+            lines.extend(places.lines)
+            num += len(part)
+        return cls(files, starts, lines)
+
+    def name(self, row: int) -> str:
+        """`data/mail.csv, line 21`, `mail.parquet, row 19` (rows count from 0), `texts/spam/7.txt`."""
+        # the last of those that begin there: a file without rows begins where the next one does
+        index = bisect_right(self.starts, row) - 1
+        file = self.files[index]
+        if self.whole:
+            return file
+        return f"{file}, line {self.lines[row]}" if self.lines else f"{file}, row {row - self.starts[index]}"
 
 
 @dataclass(frozen=True)
@@ -26,11 +78,15 @@ class Rows:
         columns: column name to its values, one per row. A value that a row lacks is None.
         source: what was read, for messages.
         notes: what a user should be told about the reading (replaced bytes, folders without texts), one line each.
+        places: of all the rows that were read.
+        numbers: of each row its index among these; None where none was taken out or moved.
     """
 
     columns: Mapping[str, Sequence[Any]]
     source: str = "rows"
     notes: tuple[str, ...] = ()
+    places: Places | None = field(default=None, compare=False, repr=False)
+    numbers: Sequence[int] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         lengths = {name: len(values) for name, values in self.columns.items()}
@@ -104,8 +160,15 @@ class Rows:
 
     def select(self, indices: Iterable[int]) -> Rows:
         """The rows at `indices`, in that order."""
-        chosen = list(indices)
-        return replace(self, columns={name: [values[i] for i in chosen] for name, values in self.columns.items()})
+        chosen = array("q", indices)
+        numbers = chosen if self.numbers is None else array("q", [self.numbers[i] for i in chosen])
+        columns = {name: [values[i] for i in chosen] for name, values in self.columns.items()}
+        return replace(self, columns=columns, numbers=numbers)
+
+    def place_of(self, index: int) -> str:
+        """Where the row at `index` stands in its source, whatever was taken out or moved since it was read."""
+        number = index if self.numbers is None else self.numbers[index]
+        return f"{self.source}, {row_number(number)}" if self.places is None else self.places.name(number)
 
     def with_notes(self, *notes: str) -> Rows:
         """The same rows with more notes."""

@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from frostline.config.origin import Origin
+from frostline.data.decoding import EncodingErrors
 from frostline.data.packages import PREFIX, find_in_package
-from frostline.data.readers import READERS, EncodingErrors, label_folders, read_label_folder
-from frostline.data.rows import Rows, place
+from frostline.data.readers import READERS, label_folders, read_label_folder
+from frostline.data.rows import Places, Rows, place
 from frostline.errors import DataError
 
 _KINDS = (
@@ -136,7 +137,7 @@ def _load_folder(folder: Path, split: str | None, origin: Origin | None, encodin
         return parts[0]
     names = dict.fromkeys(name for part in parts for name in part.columns)
     columns = {n: [v for part in parts for v in part.columns.get(n, [None] * len(part))] for n in names}
-    return Rows(columns, str(folder), tuple(note for part in parts for note in part.notes))
+    return Rows(columns, str(folder), tuple(note for part in parts for note in part.notes), Places.join(parts))
 
 
 def _files_of_split(folder: Path, files: list[Path], split: str | None, origin: Origin | None) -> list[Path]:

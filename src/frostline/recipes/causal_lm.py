@@ -5,6 +5,7 @@ Composes sources, chat template and encoding; the loss is in `causal_lm_task`, t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from frostline.config.origin import Origin, Origins
 from frostline.data import Rows, detect_format, key_columns
-from frostline.data.encode import DeferredData, EncodedData, encode_causal_lm
+from frostline.data.encode import DeferredData, EncodedData, EncodeStats, encode_causal_lm
 from frostline.data.formats import Format
 from frostline.data.labels import LabelMap
 from frostline.errors import ConfigError, DataError, ModelError
@@ -67,14 +68,7 @@ class CausalLM(Recipe):
         def encode_train() -> EncodedData:
             encoded = encode(parts.train, "train")
             if not encoded.examples:
-                raise DataError(
-                    f"none of the {len(parts.train):,} training examples keeps a token to train",
-                    where=at("train"),
-                    possible=f"longest example: {max_length} tokens"
-                    if max_length
-                    else "examples with at least one token to predict",
-                    fix="raise data.max_length, or check that the conversations have assistant turns (data.train_on)",
-                )
+                raise _nothing_to_train(encoded.stats, max_length, at)
             return encoded
 
         def deferred(rows: Rows | None, part: str) -> DeferredData | None:
@@ -165,6 +159,24 @@ class CausalLM(Recipe):
             max_length=max_length,
         )
         return [{**row, "generated": text} for row, text in zip(rows, texts, strict=True)]
+
+
+def _nothing_to_train(stats: EncodeStats, max_length: int | None, at: Callable[..., Origin]) -> DataError:
+    what = f"none of the {stats.num_read:,} training examples keeps a token to train"
+    longest = f"the longest example has {stats.longest_dropped:,} tokens"
+    if stats.enough is None or max_length is None:
+        return DataError(
+            what,
+            where=at("train"),
+            possible=f"examples with at least one token to predict; {longest}",
+            fix="check that the conversations have assistant turns (data.train_on) and the texts are not empty",
+        )
+    return DataError(
+        f"{what} within data.max_length: {max_length:,}",
+        where=at("max_length"),
+        possible=f"{stats.enough:,} at least, which keeps one token of one example; {longest}",
+        fix="raise data.max_length",
+    )
 
 
 def _format(rows: Rows, config: Config, origins: Origins, part: str) -> Format:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from frostline.data import Columns, Rows
+from frostline.data.chat import rendering
 from frostline.data.formats import ColumnNames
 from frostline.data.rows import missing_column
 from frostline.errors import DataError
@@ -57,10 +58,10 @@ def _prompt(
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value or not all(isinstance(turn, dict) for turn in value):
         raise DataError(
-            f"{rows.source}, row {index}: {kind} is {type(value).__name__}, not a conversation",
+            f"{rows.place_of(index)}: {kind} is {type(value).__name__}, not a conversation",
             where=rows.source,
             possible='a list of {"role": ..., "content": ...}' + ("" if kind == "messages" else ", or a text"),
-            fix="correct that row (rows count from 0)",
+            fix="correct that row",
         )
     if not chat:
         raise DataError(
@@ -74,7 +75,8 @@ def _prompt(
         turns = turns[:-1]
     if system and turns[0].get("role") != "system":
         turns = [{"role": "system", "content": system}, *turns]
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    with rendering(rows.place_of(index), None):
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     return list(tokenizer(str(text), add_special_tokens=False, verbose=False)["input_ids"])
 
 

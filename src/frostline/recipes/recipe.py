@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import nn
 
 from frostline.config.origin import Origin, Origins
-from frostline.data.encode import DeferredData, EncodedData
+from frostline.data.encode import DeferredData, EncodedData, count_duplicates, render_losses
 from frostline.data.labels import LabelMap
 from frostline.data.rows import Rows
 from frostline.errors import ConfigError
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from frostline.config.models.config import Config
     from frostline.training.task import Task
+
+_NUM_NAMES = 8  # labels that a line names
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class PreparedData:
         """One line, as `2,225 read, 98 duplicates out, 800 + 400 used, 5 labels, 12 cut at 512 tokens`."""
         pieces = [f"{self.num_read:,} read"]
         if self.num_duplicates:
-            pieces.append(f"{self.num_duplicates:,} duplicates out")
+            pieces.append(count_duplicates(self.num_duplicates))
         used = [self.train] if self.validation is None else [self.train, self.validation]
         pieces.append(" + ".join(f"{len(part):,}" for part in used) + " used")
         if self.test is not None:
@@ -85,13 +87,14 @@ class PreparedData:
             pieces.append(f"{self.labels.num_labels} labels")
         if not self.is_encoded:
             return ", ".join(pieces) + "; --data N shows lengths and cuts"
-        cut = sum(part.stats.num_truncated for part in self.parts.values())
-        dropped = sum(part.stats.num_dropped for part in self.parts.values())
-        if cut:
-            pieces.append(f"{cut:,} cut at {self.max_length:,} tokens")
-        if dropped:
-            pieces.append(f"{dropped:,} dropped (no label left)")
-        return ", ".join(pieces)
+        return ", ".join([*pieces, *render_losses([part.stats for part in self.parts.values()], self.max_length)])
+
+    @property
+    def label_summary(self) -> str:
+        """Training examples of each label, as `business 158, sport 140, and 3 more`; empty without labels."""
+        named = [f"{name if name == name.strip() else repr(name)} {num:,}" for name, num in self.label_counts.items()]
+        more = [f"and {len(named) - _NUM_NAMES:,} more"] if len(named) > _NUM_NAMES else []
+        return ", ".join([*named[:_NUM_NAMES], *more])
 
     def preview(self, tokenizer: PreTrainedTokenizerBase, num: int) -> Text:
         """The first `num` training examples with the trained tokens marked, for `plan --data`."""

@@ -287,6 +287,7 @@ def _facts(loaded: LoadedConfig, assembly: Assembly, meta: MetaModel, plan: Trai
     facts = {
         "optimizer": _OPTIMIZERS.get(config.optimizer.name, config.optimizer.name),
         "data": data.summary,
+        **({"labels": data.label_summary} if data.label_summary else {}),
         "steps": f"{steps:,} = {length}, lr {config.learning_rate:g} {config.schedule.name}; {_backward(plan)}",
         "loads in": _loads_in(assembly, meta, plan, loaded),
     }

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from frostline.config.origin import Origins
+from frostline.config.origin import Origin, Origins
 from frostline.data import Rows, classification_columns, count_conflicts
 from frostline.data.encode import DeferredData, encode_classification
+from frostline.data.formats import ClassificationColumns
 from frostline.data.labels import LabelMap
 from frostline.errors import ConfigError, ModelError
 from frostline.integrations.hf_models.build import Head
 
 from .classification_metrics import render_report
+from .classification_notes import blank_notes, label_notes
 from .classification_task import ClassificationTask
 from .parts import read_parts
 from .recipe import PreparedData, Recipe, pad_token_id, resolve_max_length
@@ -60,7 +62,8 @@ class SequenceClassification(Recipe):
                 # Counted here, before duplicates go out and leave each text with its first label.
                 num = count_conflicts(rows, found.keys, found.label)
                 if num:
-                    notes.append(f"{num:,} texts occur with more than one label; the first one counts")
+                    texts = f"{num:,} {'text occurs' if num == 1 else 'texts occur'}"
+                    notes.append(f"{texts} with more than one label; the first one counts")
             return found.keys
 
         parts = read_parts(config, origins, keys)
@@ -68,12 +71,17 @@ class SequenceClassification(Recipe):
         assert columns.label is not None
         values = parts.all_train.column(columns.label)
         if labels is None:
-            labels = LabelMap.from_values(values, config.model.problem, config.model.num_labels, at("train"))
+            labels = LabelMap.from_values(
+                values, config.model.problem, config.model.num_labels, at("train"), parts.all_train.place_of
+            )
             labels = _as_in_base(labels, model_config)
+            notes += label_notes(labels, values)
         encoded: dict[str, DeferredData | None] = {"validation": None, "test": None}
         for name, rows in (("train", parts.train), ("validation", parts.validation), ("test", parts.test)):
             if rows is not None:
                 of_part = classification_columns(rows, names, at(name))
+                _require_room(tokenizer, of_part, max_length, at("max_length"))
+                notes += blank_notes(rows, of_part.keys, name)
                 encoded[name] = encode_classification(rows, tokenizer, of_part, labels, max_length, at(name))
         train = encoded["train"]
         assert train is not None
@@ -140,6 +148,7 @@ class SequenceClassification(Recipe):
         assert isinstance(task, ClassificationTask)
         max_length = resolve_max_length(config, Origins(), tokenizer, model_config)
         columns = classification_columns(rows, config.data.columns, need_label=False)
+        _require_room(tokenizer, columns, max_length, Origins().at("data", "max_length"))
         encoded = encode_classification(rows, tokenizer, columns, None, max_length)
         with torch.no_grad():
             logits = task.logits(model, encoded.examples, batch_size=int(options.get("batch_size", 32)))
@@ -156,6 +165,25 @@ def _as_in_base(labels: LabelMap, model_config: PretrainedConfig) -> LabelMap:
     if labels.problem != "regression" and set(theirs) == set(labels.names):
         return LabelMap(theirs, labels.problem)
     return labels
+
+
+def _require_room(
+    tokenizer: PreTrainedTokenizerBase, columns: ClassificationColumns, max_length: int | None, origin: Origin
+) -> None:
+    """Refuses a limit that the special tokens fill: below it tokenizers cut nothing, at it no text is left."""
+    pair = columns.text_pair is not None
+    num_special = tokenizer.num_special_tokens_to_add(pair=pair)
+    needed = num_special + (2 if pair else 1)
+    if max_length is None or max_length >= needed:
+        return
+    texts = "a pair of texts, which needs a token of each" if pair else "a text"
+    special = f"{num_special} special token{'' if num_special == 1 else 's'}"
+    raise ConfigError(
+        f"data.max_length is {max_length:,}, which leaves no room for {texts}",
+        where=origin,
+        possible=f"{needed:,} at least: the tokenizer adds {special}",
+        fix="raise it",
+    )
 
 
 def _label_weights(config: Config, origins: Origins, labels: LabelMap, values: Any) -> tuple[float, ...] | None:

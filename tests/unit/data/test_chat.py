@@ -99,7 +99,7 @@ def test_a_template_that_leaves_system_messages_out(tokenizer: PreTrainedTokeniz
 
 def test_marks_that_mark_nothing(tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.chat_template = MARKED.replace("m['role'] == 'assistant'", "m['role'] == 'model'")
-    with pytest.raises(DataError, match="marks no assistant text in example 0"):
+    with pytest.raises(DataError, match="marks no assistant text in row 0"):
         render_chat(tokenizer, FOUR)
 
 
@@ -154,7 +154,7 @@ REWRITES = (  # as templates that take the thinking out of earlier turns
 
 def test_a_template_that_rewrites_earlier_turns(tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.chat_template = REWRITES
-    with pytest.raises(DataError, match="before message 1 of example 0 differently when more follows") as error:
+    with pytest.raises(DataError, match="before message 1 of row 0 differently when more follows") as error:
         render_chat(tokenizer, FOUR)
     assert "train_on: last" in str(error.value)
     assert trained(tokenizer, render_chat(tokenizer, FOUR, "last")) == ["think", "fine", "thanks", "</s>"]
@@ -162,7 +162,7 @@ def test_a_template_that_rewrites_earlier_turns(tokenizer: PreTrainedTokenizerFa
 
 def test_a_template_that_refuses(tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(DataError, match="cannot render example 0: roles must alternate"):
+    with pytest.raises(DataError, match="cannot render row 0: roles must alternate"):
         render_chat(tokenizer, FOUR)
 
 
@@ -182,7 +182,7 @@ def test_a_template_whose_expressions_fail(
 ) -> None:
     mark = "{% generation %}{{ messages[-1]['content'] }}{% endgeneration %}" if marked else ""
     tokenizer.chat_template = f"{mark}{{{{ {expression} }}}}"
-    with pytest.raises(DataError, match=f"cannot render (example 0|a message of the user): .*{error}"):
+    with pytest.raises(DataError, match=f"cannot render (row 0|a message of the user): .*{error}"):
         render_chat(tokenizer, FOUR)
 
 
@@ -240,3 +240,25 @@ def test_smollm2() -> None:
 def test_an_assistant_that_speaks_first_is_not_trained_on_its_header(tokenizer: PreTrainedTokenizerFast) -> None:
     first = [{"role": ASSISTANT, "content": "hi"}, {"role": USER, "content": "a"}, {"role": ASSISTANT, "content": "b"}]
     assert trained(tokenizer, render_chat(tokenizer, first)) == ["hi", "</s>", "b", "</s>"]
+
+
+CALL = {"role": ASSISTANT, "content": "", "tool_calls": [{"function": {"name": "hello"}}]}
+CALLS = "{{ m['tool_calls'][0]['function']['name'] if m['tool_calls'] else '' }}"
+
+
+@pytest.mark.parametrize("marked", [False, True], ids=["located", "marked"])
+def test_calls_of_a_tool_are_trained_where_they_are_rendered(tokenizer: PreTrainedTokenizerFast, marked: bool) -> None:
+    template = MARKED if marked else tokenizer.chat_template
+    assert isinstance(template, str)
+    tokenizer.chat_template = template
+    messages = [*talk("hi", "hello"), {"role": "user", "content": "you"}, CALL]
+    bare = render_chat(tokenizer, messages)
+    assert bare.num_bare == 1
+    assert render_chat(tokenizer, FOUR).num_bare == 0
+    content = "{{ m['content'] }}" if marked else "m['content'] + "
+    assert content in template
+    calls = "(m['tool_calls'][0]['function']['name'] if m['tool_calls'] else '') + "
+    tokenizer.chat_template = template.replace(content, content + (CALLS if marked else calls))
+    rendered = render_chat(tokenizer, messages)
+    assert rendered.num_bare == 0
+    assert trained(tokenizer, rendered)[-2:] == ["hello", "</s>"]

@@ -65,7 +65,7 @@ def test_unknown_label_names_the_source(tokenizer: PreTrainedTokenizerFast) -> N
 @pytest.mark.parametrize("value", [None, 3])
 def test_a_text_that_is_none(tokenizer: PreTrainedTokenizerFast, value: object) -> None:
     rows = Rows({"text": ["a", value]}, "t.jsonl")
-    with pytest.raises(DataError, match=r"t\.jsonl, example 1: column 'text' holds (nothing|3 \(int\)), not a text"):
+    with pytest.raises(DataError, match=r"t\.jsonl, row 1: column 'text' holds (nothing|3 \(int\)), not a text"):
         encode_classification(rows, tokenizer, classification_columns(rows, need_label=False), None, 8)
 
 
@@ -113,3 +113,19 @@ def test_text_is_trained_in_full_and_ends(tokenizer: PreTrainedTokenizerFast) ->
 def test_a_single_token_predicts_nothing_and_is_dropped(tokenizer: PreTrainedTokenizerFast) -> None:
     data = encode_causal_lm(Rows({"text": ["a b c"]}), tokenizer, "text", max_length=1)
     assert (len(data), data.stats.num_dropped) == (0, 1)
+
+
+def test_what_would_have_kept_a_label_is_told(tokenizer: PreTrainedTokenizerFast) -> None:
+    talk = [{"role": "user", "content": "a b c"}, {"role": "assistant", "content": "d e"}]
+    rows = Rows({"messages": [talk, talk[:1], [{**talk[0], "content": "a"}, talk[1]]]})
+    stats = encode_causal_lm(rows, tokenizer, "messages", max_length=4).stats
+    assert (stats.num_dropped, stats.longest_dropped) == (3, 15)
+    assert stats.enough is not None
+    assert len(encode_causal_lm(rows, tokenizer, "messages", max_length=stats.enough)) == 1
+    assert len(encode_causal_lm(rows, tokenizer, "messages", max_length=stats.enough - 1)) == 0
+    assert encode_causal_lm(rows.select([1]), tokenizer, "messages").stats.enough is None
+
+
+def test_one_duplicate() -> None:
+    assert EncodeStats(num_read=2, num_duplicates=1).render() == "2 read, 1 duplicate out"
+    assert EncodeStats(num_read=3, num_duplicates=2).render() == "3 read, 2 duplicates out"

@@ -78,7 +78,7 @@ def test_keys_that_a_table_filled_with_none_go() -> None:
 @pytest.mark.parametrize(
     ("value", "match"),
     [
-        (None, "example 1: messages is nothing"),
+        (None, "c.jsonl, row 1: messages is nothing"),
         ("hi", "is a str"),
         ([], "is an empty list"),
         (["hi"], "has a str as message 0"),

@@ -57,11 +57,11 @@ def test_num_labels() -> None:
 @pytest.mark.parametrize(
     ("values", "problem", "match"),
     [
-        (["a", None], None, "example 1 has no label"),
-        (["a", ""], None, "example 1 has no label"),
+        (["a", None], None, "row 1 has no label"),
+        (["a", ""], None, "row 1 has no label"),
         (["a", ["b"]], None, "different kinds"),
         (["a", 1.5], None, "different kinds"),
-        (["a", "a"], None, "1 label"),
+        (["a", "a"], None, "has one label: a(.|\n)*do: +correct the data$"),
         ([], None, "there are none"),
         (["a", "b"], "regression", r"label 'a' \(str\), which does not fit regression"),
         ([1.0, float("nan")], None, "label nan"),
@@ -97,3 +97,17 @@ def test_equal_integers_have_one_order() -> None:
     names = LabelMap.from_values(["2", "001", "1", "01"], "single_label", None, None).names
     assert names == ("001", "01", "1", "2")
     assert LabelMap.from_values(["--1", "2"], "single_label", None, None).names == ("--1", "2")
+
+
+def test_numbers_beyond_what_can_be_read() -> None:
+    with pytest.raises(DataError, match=r"row 1 has the label 1000.*\(401 characters\) \(int\).*fit regression"):
+        LabelMap.from_values([1.5, 10**400])
+    assert LabelMap.from_values(["9" * 5_000, "1"]).num_labels == 2
+
+
+def test_one_label_names_num_labels_only_where_it_was_set() -> None:
+    with pytest.raises(DataError, match="has one label: a") as error:
+        LabelMap.from_values(["a", "a"])
+    assert "num_labels" not in str(error.value)
+    with pytest.raises(DataError, match="num_labels"):
+        LabelMap.from_values(["a", "a"], num_labels=1)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from frostline.config.origin import Origin
-from frostline.data.readers import read_csv, read_json_lines, read_label_folder, read_parquet
+from frostline.data.json_reader import read_json_lines
+from frostline.data.readers import read_csv, read_label_folder, read_parquet
 from frostline.errors import DataError
 
 ORIGIN = Origin("data.train", "config.yaml", 12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def test_texts_with_two_labels_are_told(bert_folder: Path, write: Write) -> None
     rows = [*texts(8), {"text": texts(1)[0]["text"], "label": "neg"}]
     data = run(classification(bert_folder, write(rows))).data
     assert data is not None
-    assert "1 texts occur with more than one label; the first one counts" in data.notes
+    assert "1 text occurs with more than one label; the first one counts" in data.notes
 
 
 def test_label_in_validation_that_training_never_saw(bert_folder: Path, write: Write) -> None:
@@ -254,3 +255,63 @@ def test_predict_names_the_columns_that_would_do(llama_folder: Path, write: Writ
         assembly.predict(assembly.load_model().model, Rows.from_dicts([{"question": "hi"}]))
     with pytest.raises(DataError, match=r"row 0: messages is str, not a conversation"):
         assembly.predict(assembly.load_model().model, Rows.from_dicts([{"messages": "hi"}]))
+
+
+def test_labels_that_look_like_one_are_noted_and_left(bert_folder: Path, write: Write) -> None:
+    rows = [{"text": f"good {'a ' * i}", "label": ["Praise", "praise", " praise"][i % 3]} for i in range(9)]
+    rows += [
+        {"text": "bad film", "label": "odd"},
+        {"text": "awful", "label": "neg"},
+        {"text": "awful a", "label": "neg"},
+    ]
+    data = run(classification(bert_folder, write(rows), {"validation": None})).data
+    assert data is not None
+    assert data.labels is not None
+    assert data.labels.num_labels == 5
+    assert data.notes == (
+        "labels that differ only in white space or case are different labels: ' praise' (3 x), 'Praise' (3 x), "
+        "'praise' (3 x)",
+        "a label with one example: 'odd'",
+    )
+    assert data.label_summary == "' praise' 3, Praise 3, neg 2, odd 1, praise 3"
+
+
+def test_blank_texts_are_noted(bert_folder: Path, write: Write) -> None:
+    rows = [*texts(8), {"text": " \n", "label": "pos"}, {"text": "", "label": "neg"}]
+    data = run(classification(bert_folder, write(rows), {"validation": None})).data
+    assert data is not None
+    assert len(data.notes) == 1
+    assert data.notes[0].startswith("2 training texts are empty or blank (first: ")
+    assert data.notes[0].endswith("train.jsonl, line 9)")
+
+
+@pytest.mark.parametrize(("pair", "least"), [(False, 3), (True, 5)])
+def test_a_length_without_room_for_text(bert_folder: Path, write: Write, pair: bool, least: int) -> None:
+    rows = [{**row, **({"text_pair": "ok"} if pair else {})} for row in texts(8)]
+    for length in range(1, least):
+        with pytest.raises(
+            ConfigError, match=rf"leaves no room(.|\n)*{least} at least: the tokenizer adds {2 + pair} sp"
+        ):
+            run(classification(bert_folder, write(rows), {"max_length": length}))
+    data = run(classification(bert_folder, write(rows), {"max_length": least})).data
+    assert data is not None
+    assert {len(example["input_ids"]) for example in data.train.examples} == {least}
+
+
+def test_a_length_that_keeps_no_token_names_one_that_does(llama_folder: Path, write: Write) -> None:
+    file = write(CHATS)
+    longest = max(run(causal(llama_folder, file)).data.train.stats.lengths)  # type: ignore[union-attr]
+    with pytest.raises(DataError, match=r"keeps a token to train within data\.max_length: 3") as error:
+        run(causal(llama_folder, file, max_length=3))
+    found = re.search(rf"(\d+) at least.*the longest example has {longest} tokens", str(error.value))
+    assert found
+    assert run(causal(llama_folder, file, max_length=int(found[1]))).data is not None
+    with pytest.raises(DataError, match=r"keeps a token to train"):
+        run(causal(llama_folder, file, max_length=int(found[1]) - 1))
+
+
+def test_a_prompt_that_the_template_refuses_names_its_place(llama_folder: Path, write: Write) -> None:
+    assembly = run(causal(llama_folder, write(CHATS)))
+    assembly.tokenizer.chat_template = "{{ raise_exception('no') if messages[0]['content'] == 'bad' else 'hi' }}"
+    with pytest.raises(DataError, match="cannot render asked, row 1: no"):
+        assembly.predict(assembly.load_model().model, Rows.from_dicts([{"prompt": "hi"}, {"prompt": "bad"}], "asked"))

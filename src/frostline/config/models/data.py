@@ -69,7 +69,10 @@ class DataConfig(Section):
 
     main_key: ClassVar[str | None] = "train"
 
-    train: SourceConfig = Field(description="Source of the training examples.")
+    train: SourceConfig = Field(
+        description="Source of the training examples. A relative path starts at the current directory of every "
+        "command, also when a finished run is evaluated."
+    )
     validation: Annotated[
         Validation | None,
         Expects("a fraction of train between 0 and 1, a number of examples of at least 1, a source, or null for none"),

@@ -10,12 +10,15 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from frostline.errors import ModelError
 
+from .gguf_header import count_elements
 from .location import ModelLocation
 from .startup import quick_imports, quiet_transformers
 
@@ -44,7 +47,9 @@ def converted_folder(location: ModelLocation, say: Callable[[str], None] = lambd
     final = cache_folder() / f"{digest[:32]}-transformers-{transformers.__version__}"
     if (final / "config.json").is_file():
         return final
-    say(f"converting {file.name} to float32 safetensors, once (10-20 s for a small model); kept in {final}")
+    num_elements = count_elements(file)
+    size = "" if num_elements is None else f"about {num_elements * 4 / 1e6:,.0f} MB, "
+    say(f"converting {file.name} to float32 safetensors, once ({size}10-20 s for a small model); kept in {final}")
     final.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".tmp-", dir=final.parent))
     try:
@@ -57,6 +62,19 @@ def converted_folder(location: ModelLocation, say: Callable[[str], None] = lambd
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return final
+
+
+@contextmanager
+def _no_bar() -> Iterator[None]:
+    """Inside, the conversion draws no progress bar: it calls tqdm itself, past the switch of transformers."""
+    from transformers import modeling_gguf_pytorch_utils as conversion
+
+    drawn: Any = conversion.tqdm
+    conversion.tqdm = partial(drawn, disable=True)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        conversion.tqdm = drawn
 
 
 def _convert(location: ModelLocation, file: Path, target: Path) -> None:
@@ -73,7 +91,7 @@ def _convert(location: ModelLocation, file: Path, target: Path) -> None:
         import transformers
         from transformers import AutoModelForCausalLM, AutoTokenizer
     try:
-        with quiet_transformers():
+        with quiet_transformers(), _no_bar():
             # Releases that have this class keep a model quantized without it, and save_pretrained refuses that.
             gguf_config: Any = getattr(transformers, "GgufConfig", None)
             options = {} if gguf_config is None else {"quantization_config": gguf_config(dequantize=True)}
