@@ -148,6 +148,14 @@ def test_resume_with_other_freeze_rules_needs_the_flag_and_trains_more_with_it(b
     trained(bench, "config.yaml", "--resume", thaw)
 
 
+def test_other_adapter_targets_are_refused_before_the_plan_whatever_the_flag(bench: Any, finished: Path) -> None:
+    for change in ("peft.target_modules=[query, value]", "peft.exclude_modules=[{layers: 0}]"):
+        outcome = bench.refused("train", "config.yaml", "--resume", "--allow-plan-change", change)
+        assert change.split("=")[0] in outcome.error
+        assert "free to change: output_dir, checkpoint, tracking, freeze_config" in outcome.part("possible")
+        assert "module" not in outcome.out, "known before the plan is made"
+
+
 def test_resume_may_change_how_often_checkpoints_are_written_and_kept(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

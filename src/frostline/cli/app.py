@@ -93,7 +93,7 @@ def train(
         bool, typer.Option("--overwrite", help="Start again; an earlier run goes when the first checkpoint is there.")
     ] = False,
     allow_plan_change: Annotated[
-        bool, typer.Option("--allow-plan-change", help="Resume although the trainable set has changed.")
+        bool, typer.Option("--allow-plan-change", help="Resume with another freeze_config; the adapters stay.")
     ] = False,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Two steps, evaluate, save, reload; leaves nothing behind.")

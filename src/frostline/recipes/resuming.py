@@ -18,8 +18,8 @@ from frostline.trainability import TrainabilityPlan
 CONFIG_FILE = "config.yaml"
 # Keys that a resumed run may change: they decide what is written and shown, not what is computed.
 FREE_ON_RESUME = ("output_dir", "checkpoint", "tracking")
-# Keys that decide nothing but which parameters train: free where a change of the plan is allowed.
-FREE_WITH_PLAN = ("freeze_config", "peft.target_modules", "peft.exclude_modules")
+# Free where a change of the plan is allowed. Not the targets in `peft`: adapters must be those of the checkpoint.
+FREE_WITH_PLAN = ("freeze_config",)
 
 
 def require_folder(
@@ -61,7 +61,7 @@ def require_same_config(run: RunFolder, loaded: LoadedConfig, *, allow_plan_chan
         old["device"] = new["device"]
     changes = [change for change in _changes(old, new) if not _is_below(change[0], free)]
     if changes:
-        only_plan = all(_is_below(key, FREE_WITH_PLAN[:1]) for key, _, _ in changes)
+        only_plan = all(_is_below(key, FREE_WITH_PLAN) for key, _, _ in changes)
         raise CheckpointError(
             f"the config differs from that of the run in {run.path}: {', '.join(key for key, _, _ in changes)}",
             where="\n".join(str(loaded.origins.at(*key.split("."))) for key, _, _ in changes[:5]),

@@ -147,7 +147,7 @@ def train_run(
 
     Args:
         folder: instead of the config's `output_dir`.
-        allow_plan_change: resume although the trainable set has changed.
+        allow_plan_change: resume with another `freeze_config`; the adapters must be those of the checkpoint.
 
     Raises:
         FrostlineError: see `frostline.training.train`; a start that fails before its first checkpoint leaves nothing.

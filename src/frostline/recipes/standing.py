@@ -67,8 +67,8 @@ def require_held_out(checkpoint: Path, held_out: Mapping[str, Rows], parts: Coll
                 where=place(rows.source, None),
                 possible=f"{len(rows):,} examples, other than the {then[name]['num_rows']:,} of the run; "
                 "some of them may have been trained on",
-                fix="restore the data of the run; if its paths are relative, start in the folder that it was trained in; "
-                "`frostline predict` takes any data",
+                fix="restore the data of the run; if its paths are relative, start in the folder that it was trained "
+                "in; `frostline predict` takes any data",
             )
 
 
