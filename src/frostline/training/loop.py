@@ -175,7 +175,7 @@ def train(
                 loss, norm, step=step, optimizer=optimizer, last_checkpoint=run.latest
             )
             if prover is not None and prover.watching:
-                prover.before_step(step, lr)
+                prover.before_step(step, lr, optimizer)
             if settings.max_grad_norm is not None:
                 clip_gradients(optimizer, settings.max_grad_norm, norm)
             optimizer.step()
