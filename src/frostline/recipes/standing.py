@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -75,5 +77,10 @@ def require_held_out(checkpoint: Path, held_out: Mapping[str, Rows], parts: Coll
 def _digest(rows: Rows) -> str:
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(json.dumps(row, sort_keys=True, default=repr).encode("utf-8", "backslashreplace") + b"\n")
+        digest.update(json.dumps(row, sort_keys=True, default=_stable).encode() + b"\n")
     return digest.hexdigest()
+
+
+def _stable(value: Any) -> str:
+    """A word for what JSON has none for, the same in every process: the `repr` of an image holds its address."""
+    return repr(value) if isinstance(value, bytes | date | time | Decimal) else type(value).__name__
