@@ -80,6 +80,46 @@ def test_data_that_has_gone_since_the_training(bench: Any, finished: Path) -> No
     assert "run/config.yaml, line" in bench.refused("evaluate", "run").part("where")
 
 
+def other_data(bench: Any, name: str, rows: list[dict[str, str]]) -> None:
+    file = bench.rows(name, rows)
+    text = (bench.folder / "run/config.yaml").read_text(encoding="utf-8")
+    bench.write("run/config.yaml", text.replace(str(bench.data), str(file)))
+
+
+def test_evaluate_on_rows_that_the_run_did_not_hold_out(bench: Any, finished: Path) -> None:
+    """With more rows the split is another one, and what it holds out has been trained on."""
+    other_data(bench, "same.jsonl", bench.texts(24))
+    done(bench, "evaluate", "run")
+    bench.write("same.jsonl", (bench.folder / "same.jsonl").read_text() + json.dumps(bench.texts(1, 40)[0]) + "\n")
+    outcome = bench.refused("evaluate", "run")
+    assert "validation examples are not those that the run held out" in outcome.error
+    assert "4 examples, other than the 4 of the run" in outcome.part("possible")
+    assert "same.jsonl" in outcome.part("where")
+    assert bench.run("predict", "run", stdin=b"good film\n").status == 0
+
+
+def test_evaluate_on_another_test_file(bench: Any) -> None:
+    bench.rows("test.jsonl", bench.texts(4, start=100))
+    bench.config(data={"test": "test.jsonl"})
+    done(bench, "train", "config.yaml")
+    done(bench, "evaluate", "run")
+    bench.rows("test.jsonl", bench.texts(6, start=100))
+    outcome = bench.refused("evaluate", "run")
+    assert "test examples are not those" in outcome.error
+    assert "6 examples, other than the 4 of the run" in outcome.part("possible")
+
+
+def test_a_run_that_is_not_complete_says_so(bench: Any, finished: Path) -> None:
+    assert "not complete" not in done(bench, "inspect", "run").out + done(bench, "evaluate", "run").err
+    shutil.rmtree(finished / "checkpoints/step-000002")
+    line = "the run is not complete: it stands at step 1 of 2"
+    for command in (("evaluate", "run"), ("predict", "run"), ("export", "run", "out")):
+        outcome = done(bench, *command, stdin=b"good film\n")
+        assert line in outcome.err
+        assert line not in outcome.out
+    assert line in done(bench, "inspect", "run").out
+
+
 # ---- predict
 
 
@@ -100,6 +140,16 @@ def test_predict_a_file_into_a_file(bench: Any, finished: Path) -> None:
     assert [json.loads(line)["predicted_label"] for line in together.splitlines()] == [
         a["predicted_label"] for a in answers
     ]
+
+
+def test_predict_into_a_file_that_exists(bench: Any, finished: Path) -> None:
+    bench.write("out.jsonl", "mine")
+    args = ("predict", "run", "--output", "out.jsonl")
+    assert "--overwrite" in bench.refused(*args, stdin=b"good film\n").part("do")
+    done(bench, *args, "--overwrite", stdin=b"good film\n")
+    assert "good film" in (bench.folder / "out.jsonl").read_text(encoding="utf-8")
+    bench.refused("predict", "run", "--overwrite", stdin=b"good film\n")
+    bench.refused("predict", "run", "--output", "/dev/null", "--overwrite", stdin=b"good film\n")
 
 
 def test_predict_without_the_column(bench: Any, finished: Path) -> None:

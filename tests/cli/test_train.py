@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from frostline.checkpoint import RunFolder
+from frostline.checkpoint import Manifest, RunFolder
 
 
 def trained(bench: Any, *args: str) -> Any:
@@ -147,6 +148,14 @@ def test_resume_with_other_freeze_rules_needs_the_flag_and_trains_more_with_it(b
     trained(bench, "config.yaml", "--resume", thaw)
 
 
+def test_other_adapter_targets_are_refused_before_the_plan_whatever_the_flag(bench: Any, finished: Path) -> None:
+    for change in ("peft.target_modules=[query, value]", "peft.exclude_modules=[{layers: 0}]"):
+        outcome = bench.refused("train", "config.yaml", "--resume", "--allow-plan-change", change)
+        assert change.split("=")[0] in outcome.error
+        assert "free to change: output_dir, checkpoint, tracking, freeze_config" in outcome.part("possible")
+        assert "module" not in outcome.out, "known before the plan is made"
+
+
 def test_resume_may_change_how_often_checkpoints_are_written_and_kept(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,3 +234,60 @@ def test_a_symlinked_run_folder_keeps_its_link(bench: Any) -> None:
     assert (bench.folder / "run").is_symlink()
     assert (bench.folder / "disk" / "adapter" / "adapter_model.safetensors").is_file()
     bench.refused("train", "config.yaml")
+
+
+def test_resume_looks_at_the_best_checkpoint_too(bench: Any, finished: Path) -> None:
+    """Step 1 is made the best one; the run goes on from step 2, which is whole."""
+    for step, is_best in ((1, True), (2, False)):
+        path = finished / f"checkpoints/step-{step:06d}"
+        replace(Manifest.read(path), is_best=is_best).write(path)
+    RunFolder.open(finished, "resume").close()  # moves the links
+    trained(bench, "config.yaml", "--resume")
+    file = finished / "checkpoints/best/adapter/adapter_model.safetensors"
+    assert "step-000001" in str(file.resolve())
+    file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+    outcome = bench.refused("train", "config.yaml", "--resume")
+    assert "adapter_model.safetensors was changed" in outcome.error
+    assert "step-000001" in outcome.part("where")
+
+
+def test_resume_of_a_finished_run_without_its_metrics(bench: Any, finished: Path) -> None:
+    (finished / "metrics.jsonl").unlink()
+    outcome = trained(bench, "config.yaml", "--resume")
+    assert "no curves.png: there is nothing to draw" in outcome.err
+    assert "frostline evaluate run" in outcome.out
+    (finished / "metrics.jsonl").write_bytes(b'{"step": 1}\n\xff\n{"step": 2}\n')
+    assert "metrics.jsonl is damaged in line 2" in bench.refused("train", "config.yaml", "--resume").error
+
+
+def test_resume_with_another_name_of_the_same_device(bench: Any, finished: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        pytest.skip("auto is not the CPU here")
+    trained(bench, "config.yaml", "--resume", "device=auto")
+    outcome = bench.refused("train", "config.yaml", "--resume", "device=cuda")
+    assert "device: 'cpu' in the run, 'cuda' now" in outcome.part("possible")
+
+
+def test_a_home_folder_in_output_dir(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(bench.folder / "home"))
+    bench.config(output_dir="~/run")
+    outcome = trained(bench, "config.yaml")
+    assert not (bench.folder / "~").exists()
+    assert (bench.folder / "home/run/adapter").is_dir()
+    assert f"frostline evaluate {bench.folder}/home/run" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("training", "line"),
+    [
+        ({"batch_size": 5}, "4 = 20 / 5 x 1 epoch,"),
+        ({"batch_size": 8, "epochs": 4}, "12 = 4 epochs x 3 (20 / 8 rounded up),"),
+        ({"batch_size": 5, "epochs": 0.6}, "3 = 20 / 5 x 0.6 epochs, rounded up,"),
+        ({"batch_size": 8, "epochs": 0.5}, "2 = 0.5 epochs x 3 (20 / 8 rounded up), rounded up,"),
+    ],
+)
+def test_the_plan_counts_steps_truthfully(bench: Any, training: dict[str, Any], line: str) -> None:
+    bench.config(training={"max_steps": ..., **training})
+    outcome = bench.run("plan", "config.yaml")
+    assert f"steps    {line}" in outcome.out, outcome.err or outcome.out

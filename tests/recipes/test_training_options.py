@@ -228,11 +228,11 @@ def test_a_smoke_run_tokenizes_the_examples_of_two_steps_and_keeps_all_labels(cl
 def test_early_stopping_keeps_the_best_and_a_resume_stays_stopped(
     classify: Make, launch: Any, resumes_bit_for_bit: Any
 ) -> None:
-    """At a rate that moves no prediction the first evaluation stays the best: patience 2 ends the run at the third."""
+    """The loss falls and is asked to rise: the first evaluation stays the best, patience 2 ends the run at step 6."""
     config = classify(
         training={"max_steps": 20},
-        optimizer={"lr": 1e-9},
-        evaluation={"every": 2, "best": {"metric": "accuracy", "mode": "max"}, "early_stopping": {"patience": 2}},
+        optimizer={"lr": 1e-3},
+        evaluation={"every": 2, "best": {"metric": "loss", "mode": "max"}, "early_stopping": {"patience": 2}},
         checkpoint={"every": 2, "keep": 1},
     )
     run = launch(config)

@@ -59,7 +59,12 @@ def save_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, dir
             import torch.distributed.checkpoint as dcp
 
             writer = dcp.HuggingFaceStorageWriter(str(directory / _TENSORS))
-            dcp.save({**tensors}, storage_writer=writer, no_dist=True)
+            try:
+                dcp.save({**tensors}, storage_writer=writer, no_dist=True)
+            except dcp.api.CheckpointException as error:  # wraps all that its writer raises, Ctrl-C too
+                if any(isinstance(cause, KeyboardInterrupt) for cause, _ in error.failures.values()):
+                    raise KeyboardInterrupt from None
+                raise
     record = {"class": type(optimizer).__name__, "groups": groups, "state": state, "num_tensors": len(tensors)}
     write_file(directory / _JSON, json.dumps(record))
     return tuple(sorted(path for path in paths.values() if path not in state))

@@ -93,7 +93,7 @@ def train(
         bool, typer.Option("--overwrite", help="Start again; an earlier run goes when the first checkpoint is there.")
     ] = False,
     allow_plan_change: Annotated[
-        bool, typer.Option("--allow-plan-change", help="Resume although the trainable set has changed.")
+        bool, typer.Option("--allow-plan-change", help="Resume with another freeze_config; the adapters stay.")
     ] = False,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Two steps, evaluate, save, reload; leaves nothing behind.")
@@ -138,6 +138,7 @@ def predict(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write JSON lines here, not to stdout.")
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of --output.")] = False,
     batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Rows per forward pass.")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option("--max-new-tokens", min=1, help="Length of generated text, for causal_lm.")
@@ -150,7 +151,7 @@ def predict(
 
         options = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
         given = {name: value for name, value in options.items() if value is not None}
-        commands.predict(run, file, checkpoint, output, given)
+        commands.predict(run, file, checkpoint, output, given, overwrite=overwrite)
 
 
 @app.command()

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rich.console import Console
 
@@ -18,6 +18,10 @@ from frostline.integrations.hf_models.planning import for_planning_only
 from frostline.recipes import runs
 from frostline.recipes.config_checks import read_config
 from frostline.recipes.resuming import require_folder
+from frostline.recipes.standing import unfinished
+
+if TYPE_CHECKING:
+    from frostline.checkpoint import RunFolder
 
 
 def say(line: str) -> None:
@@ -79,6 +83,7 @@ def evaluate(run: Path, checkpoint: str, *, as_json: bool) -> None:
     from frostline.recipes.finished import FinishedRun, evaluate_run
 
     finished = FinishedRun.open(run, checkpoint)
+    _say_unfinished(finished.folder)
     scores = evaluate_run(finished, say=say)
     if as_json:
         print(json.dumps({score.part: _finite(score.metrics) for score in scores}, indent=1))
@@ -90,7 +95,9 @@ def evaluate(run: Path, checkpoint: str, *, as_json: bool) -> None:
             print(score.report)
 
 
-def predict(run: Path, file: str | None, checkpoint: str, output: Path | None, options: Mapping[str, Any]) -> None:
+def predict(
+    run: Path, file: str | None, checkpoint: str, output: Path | None, options: Mapping[str, Any], *, overwrite: bool
+) -> None:
     """`frostline predict`."""
     from frostline.checkpoint.atomic import write_file
     from frostline.config.origin import Origin
@@ -99,8 +106,16 @@ def predict(run: Path, file: str | None, checkpoint: str, output: Path | None, o
     from frostline.recipes.finished import FinishedRun, predict_run
 
     finished = FinishedRun.open(run, checkpoint)
+    _say_unfinished(finished.folder)
     if output is not None:
-        _require_output(output)
+        _require_output(output, overwrite)
+    elif overwrite:
+        raise ConfigError(
+            "--overwrite has no effect without --output",
+            where="command line",
+            possible="--output FILE --overwrite",
+            fix="add --output, or leave it out",
+        )
     if file in (None, "-"):
         column = finished.loaded.config.data.columns.text or "text"
         rows = Rows.from_dicts([{column: line} for line in _read_lines()], "standard input")
@@ -128,6 +143,7 @@ def export(run: Path, target: str, directory: Path, checkpoint: str) -> None:
     from frostline.recipes.finished import FinishedRun
 
     finished = FinishedRun.open(run, checkpoint)
+    _say_unfinished(finished.folder)
     export_run(finished, cast("Literal['peft', 'merged']", target), directory, say=say)
     size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
     print(f"{target} export of {finished.checkpoint} in {directory} ({size:,} bytes)")
@@ -222,9 +238,22 @@ def _require_compatible(**flags: bool) -> None:
         )
 
 
-def _require_output(file: Path) -> None:
+def _say_unfinished(run: RunFolder) -> None:
+    line = unfinished(run)
+    if line is not None:
+        say(line)
+
+
+def _require_output(file: Path, overwrite: bool) -> None:
     """Before the model is loaded: predictions that have nowhere to go are not worth computing."""
-    if file.is_dir() or not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
+    if file.is_file() and not overwrite:
+        raise ConfigError(
+            f"the file {file} exists already",
+            where="--output",
+            possible="a file that is not there yet",
+            fix="give --overwrite to replace it, or another name",
+        )
+    if (file.exists() and not file.is_file()) or not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
         raise ConfigError(
             f"cannot write predictions to {file}" + (", which is a folder" if file.is_dir() else ""),
             where="--output",

@@ -14,6 +14,7 @@ from frostline.checkpoint.tensor_file import read_tensors
 from frostline.checkpoint.trained_part import RECORD
 from frostline.checkpoint.trained_part import WEIGHTS as TRAINED_WEIGHTS
 from frostline.errors import CheckpointError
+from frostline.recipes.standing import unfinished
 
 
 def describe(directory: Path, *, check: bool) -> str:
@@ -51,6 +52,9 @@ def _describe_run(directory: Path, check: bool) -> str:
         lines.append(line.rstrip())
         if check:
             _describe_checkpoint(path, check=True)  # for its checks
+    standing_at = unfinished(run)
+    if standing_at is not None:
+        lines.append(f"           {standing_at}")
     newest = best or run.latest()
     if newest is None:
         lines.append("           no complete checkpoint yet")

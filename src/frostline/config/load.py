@@ -46,9 +46,9 @@ class LoadedConfig:
 
     @property
     def run_folder(self) -> Path:
-        """`output_dir`, or `runs/NAME` with the name of the config file (`runs/run` for a mapping)."""
+        """`output_dir` (`~` is the home folder), or `runs/NAME`, named like the config file (`run` for a mapping)."""
         if self.config.output_dir is not None:
-            return Path(self.config.output_dir)
+            return Path(os.path.expanduser(self.config.output_dir))
         return Path("runs") / ("run" if self.path is None else self.path.stem)
 
 

@@ -29,7 +29,7 @@ def apply_overrides(
 
     A value in quotes, `[...]` or `{...}` is YAML; any other text is one YAML 1.2 scalar, so `*.bias` and `a: b` need no
     quotes. A key inside a missing or null mapping makes the mapping; `[n]` replaces item n, or appends where n is the
-    length. The last of several overrides of one key wins.
+    length. An override that would undo an earlier one is refused, as a key written twice in a file is.
 
     Args:
         data: plain data as of `load_yaml`.
@@ -41,14 +41,17 @@ def apply_overrides(
         ConfigError: malformed override, or a key that leads into a plain value or past a list; all of them together.
     """
     result: dict[str, Any] = _copy(data)
-    applied: set[tuple[Key, ...]] = set()
+    applied: dict[tuple[Key, ...], str] = {}
     problems: list[Problem] = []
     for override in overrides:
         try:
             written, value = parse_override(override)
             keys = rename(written, result)
+            undone = [earlier for place, earlier in applied.items() if place[: len(keys)] == keys]
+            if undone:
+                raise _set_twice(keys, [*undone, override])
             _set(result, keys, value, override, shorthands or {})
-            applied.add(keys)
+            applied[keys] = override
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -101,6 +104,15 @@ def parse_override(override: str) -> tuple[tuple[Key, ...], Any]:
         return keys, parse_yaml(text, "command line")[0]
     except ConfigError as error:  # its lines are those of the value alone
         raise ConfigError.from_problems(replace(problem, where=where) for problem in error.problems) from None
+
+
+def _set_twice(keys: tuple[Key, ...], overrides: list[str]) -> ConfigError:
+    return ConfigError(
+        f"`{join_keys(keys)}` is set again, so that an earlier override would have no effect",
+        where=f"command line: {' '.join(overrides)}",
+        possible="one override of each key; of a whole section before those of its keys",
+        fix="leave one of them out",
+    )
 
 
 def _parse_keys(text: str, where: str) -> tuple[Key, ...]:

@@ -66,6 +66,12 @@ def join_or(choices: Sequence[str]) -> str:
     return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
 
 
+def shorten_names(names: Sequence[str], limit: int = 8) -> str:
+    """`a, b, c and 5 more`."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
 def _shorten(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= _LIMIT else text[: _LIMIT - 3] + "..."

@@ -83,6 +83,7 @@ class CausalLM(Recipe):
             num_read=parts.num_read,
             num_duplicates=parts.num_duplicates,
             notes=parts.notes,
+            held_out=parts.held_out,
         )
 
     def check_model(self, model: nn.Module, origin: Origin) -> None:

@@ -22,6 +22,7 @@ from frostline.recipes.assembly import Assembly, assemble
 from frostline.recipes.config_checks import read_config
 from frostline.recipes.resuming import CONFIG_FILE
 from frostline.recipes.runs import load_prepared
+from frostline.recipes.standing import require_held_out
 from frostline.trainability import TrainabilityPlan
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ def evaluate_run(
     """Score the checkpoint on the validation and test data of its config, or of `loaded`, as far as `parts` names them.
 
     Raises:
-        DataError: the config has neither. CheckpointError: see `FinishedRun.load_model`.
+        DataError: the config has neither, or they are not what the run held out.
+        CheckpointError: see `FinishedRun.load_model`.
     """
     from frostline.training.device import resolve_device
     from frostline.training.evaluation import evaluate, scalars
@@ -144,6 +146,7 @@ def evaluate_run(
             possible="data.validation, data.test",
             fix="train with one of them, or use `frostline predict`",
         )
+    require_held_out(run.checkpoint, assembly.data.held_out, scored)
     device = resolve_device(config.device, run.loaded.origins.at("device"))
     model, plan = run.load_model(assembly, device)
     task = assembly.build_task()

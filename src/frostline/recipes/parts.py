@@ -41,6 +41,12 @@ class Parts:
     num_duplicates: int
     notes: tuple[str, ...]
 
+    @property
+    def held_out(self) -> dict[str, Rows]:
+        """The rows of validation and test, as far as there are any."""
+        named = {"validation": self.validation, "test": self.test}
+        return {name: rows for name, rows in named.items() if rows is not None}
+
 
 def read_parts(config: Config, origins: Origins, key_columns: KeyColumns) -> Parts:
     """Reads what `config.data` names.

@@ -44,6 +44,8 @@ class PreparedData:
         num_duplicates: of these, rows that went out as exact duplicates.
         max_length: tokens that every example was cut to.
         notes: what a user should know, one line each.
+        held_out: the rows of validation and test, by which `frostline evaluate` knows whether they are those of the
+            run; a recipe that gives none is not asked.
     """
 
     train: EncodedData | DeferredData
@@ -56,6 +58,7 @@ class PreparedData:
     label_counts: Mapping[str, int] = field(default_factory=dict[str, int])
     label_weights: tuple[float, ...] | None = None
     notes: tuple[str, ...] = ()
+    held_out: Mapping[str, Rows] = field(default_factory=dict[str, Rows])
 
     @property
     def parts(self) -> dict[str, EncodedData | DeferredData]:

@@ -11,15 +11,15 @@ from typing import Any, Literal
 from frostline.checkpoint import RunFolder
 from frostline.checkpoint.plan_record import PLAN_FILE, read_plan_record
 from frostline.config.load import LoadedConfig
-from frostline.errors import CheckpointError, FrostlineError
+from frostline.errors import CheckpointError, ConfigError, FrostlineError
 from frostline.recipes.config_checks import read_config
 from frostline.trainability import TrainabilityPlan
 
 CONFIG_FILE = "config.yaml"
 # Keys that a resumed run may change: they decide what is written and shown, not what is computed.
 FREE_ON_RESUME = ("output_dir", "checkpoint", "tracking")
-# Keys that decide nothing but which parameters train: free where a change of the plan is allowed.
-FREE_WITH_PLAN = ("freeze_config", "peft.target_modules", "peft.exclude_modules")
+# Free where a change of the plan is allowed. Not the targets in `peft`: adapters must be those of the checkpoint.
+FREE_WITH_PLAN = ("freeze_config",)
 
 
 def require_folder(
@@ -57,9 +57,11 @@ def require_same_config(run: RunFolder, loaded: LoadedConfig, *, allow_plan_chan
         ) from None
     old, new = before.config.model_dump(mode="json"), loaded.config.model_dump(mode="json")
     free = FREE_ON_RESUME + FREE_WITH_PLAN if allow_plan_change else FREE_ON_RESUME
+    if _is_same_device(before.config.device, loaded.config.device):
+        old["device"] = new["device"]
     changes = [change for change in _changes(old, new) if not _is_below(change[0], free)]
     if changes:
-        only_plan = all(_is_below(key, FREE_WITH_PLAN[:1]) for key, _, _ in changes)
+        only_plan = all(_is_below(key, FREE_WITH_PLAN) for key, _, _ in changes)
         raise CheckpointError(
             f"the config differs from that of the run in {run.path}: {', '.join(key for key, _, _ in changes)}",
             where="\n".join(str(loaded.origins.at(*key.split("."))) for key, _, _ in changes[:5]),
@@ -87,6 +89,19 @@ def require_nothing_lost(checkpoint: Path, plan: TrainabilityPlan) -> None:
             possible="a plan that trains at least what has trained: checkpoints keep what their plan trains, no more",
             fix="thaw them in `freeze_config.unfreeze_modules`, or start a new run",
         )
+
+
+def _is_same_device(then: str, now: str) -> bool:
+    """Whether both words mean one device of this machine, as `auto` and `cpu` where there is nothing faster."""
+    if then == now:
+        return True
+    from frostline.training.device import resolve_device  # brings torch, which most comparisons do without
+
+    try:
+        devices = [resolve_device(name) for name in (then, now)]
+    except ConfigError:  # not on this machine
+        return False
+    return len({(device.type, device.index or 0) for device in devices}) == 1
 
 
 def _is_below(key: str, places: tuple[str, ...]) -> bool:

@@ -5,6 +5,7 @@ Read with `finished.py`, which opens what this leaves behind. The loop itself is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,12 +19,13 @@ from frostline.checkpoint.base_config import read_base_config
 from frostline.checkpoint.peft_layout import OTHERWISE, require_no_extra_state
 from frostline.config.load import LoadedConfig
 from frostline.config.yaml_file import dump_yaml
-from frostline.errors import PlanMismatchError
+from frostline.errors import PlanMismatchError, TrainingError
 from frostline.integrations.hf_models.load import LoadedModel
 from frostline.preparation import prepare, resolve
 from frostline.recipes.assembly import Assembly, assemble
 from frostline.recipes.config_checks import read_config
 from frostline.recipes.resuming import CONFIG_FILE, require_nothing_lost, require_same_config
+from frostline.recipes.standing import describe_held_out
 from frostline.trainability import TrainabilityPlan
 from frostline.training.batches import num_steps
 from frostline.training.best import require_metric
@@ -151,7 +153,7 @@ def train_run(
 
     Args:
         folder: instead of the config's `output_dir`.
-        allow_plan_change: resume although the trainable set has changed.
+        allow_plan_change: resume with another `freeze_config`; the adapters must be those of the checkpoint.
 
     Raises:
         FrostlineError: see `frostline.training.train`; a start that fails before its first checkpoint leaves nothing.
@@ -180,6 +182,9 @@ def train_run(
                 require_same_config(run, loaded, allow_plan_change=allow_plan_change)
                 if allow_plan_change:
                     require_nothing_lost(resume_from, plan)
+                best = run.best()
+                if best is not None and best != resume_from:  # it stays what the run has to show: whole, or no run
+                    Manifest.read(best).verify_files(best)
                 begun = Manifest.read(resume_from)
                 if begun.base.fingerprint_kind != base.fingerprint_kind:  # the config may have changed that
                     full = begun.base.fingerprint_kind == "full"
@@ -207,9 +212,13 @@ def train_run(
                 extra_files=assembly.write_extras if resume_from is None else _first(about, assembly.write_extras),
                 resume_from=resume_from,
                 allow_plan_change=allow_plan_change,
+                held_out=describe_held_out(data.held_out),
                 console=console,
             )
-            draw_curves(run.path)
+            try:
+                draw_curves(run.path)
+            except TrainingError as error:  # the metrics have gone; the run is as good without a picture of them
+                say(f"no curves.png: {error.problems[0].what}")
             return result
         except BaseException:
             run.discard_if_empty()
@@ -274,16 +283,11 @@ def _num_steps(loaded: LoadedConfig, data: PreparedData) -> int:
 def _facts(loaded: LoadedConfig, assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan) -> dict[str, str]:
     config, data = loaded.config, assembly.data
     assert data is not None
-    training, epochs = config.training, config.training.epochs or 1
     steps = _num_steps(loaded, data)
     build_schedule(
         config.schedule, total_steps=steps, origins=loaded.origins
     )  # a warm-up that does not fit is said now
-    length = (
-        f"{training.max_steps} (max_steps)"
-        if training.max_steps
-        else f"{len(data.train):,} / {training.batch_size} x {epochs:g} epoch{'s' if epochs != 1 else ''}"
-    )
+    length = _length(loaded, len(data.train), steps)
     facts = {
         "optimizer": _OPTIMIZERS.get(config.optimizer.name, config.optimizer.name),
         "data": data.summary,
@@ -294,6 +298,19 @@ def _facts(loaded: LoadedConfig, assembly: Assembly, meta: MetaModel, plan: Trai
     notes = [*meta.notes, *data.notes]
     facts.update({f"note {index}" if index else "note": note for index, note in enumerate(notes)})
     return facts
+
+
+def _length(loaded: LoadedConfig, num_examples: int, steps: int) -> str:
+    """What `steps` is equal to: `800 / 32 x 1 epoch`, `4 epochs x 13 (196 / 16 rounded up)`."""
+    training = loaded.config.training
+    if training.max_steps:
+        return f"{training.max_steps} (max_steps)"
+    count = training.epochs or 1
+    epochs = f"{count:g} epoch{'s' if count != 1 else ''}"
+    per_epoch, size = math.ceil(num_examples / training.batch_size), f"{num_examples:,} / {training.batch_size}"
+    divides = num_examples % training.batch_size == 0
+    product = f"{size} x {epochs}" if divides else f"{epochs} x {per_epoch:,} ({size} rounded up)"
+    return product if abs(per_epoch * count - steps) < 1e-6 else f"{product}, rounded up"
 
 
 _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "adagrad": "Adagrad", "rmsprop": "RMSprop"}

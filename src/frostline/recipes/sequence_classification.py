@@ -97,6 +97,7 @@ class SequenceClassification(Recipe):
             label_counts={} if labels.problem == "regression" else labels.counts(targets),
             label_weights=_label_weights(config, origins, labels, targets),
             notes=(*parts.notes, *notes),
+            held_out=parts.held_out,
         )
 
     def head(self, labels: LabelMap | None, tokenizer: PreTrainedTokenizerBase) -> Head:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from frostline.config.wording import shorten_names
 from frostline.errors import ConfigError, Problem, SelectorError
 from frostline.selectors import Selection, Selector, require_matches
 from frostline.trainability.decision import (
@@ -273,7 +274,7 @@ def _notes(
 ) -> Iterable[str]:
     thawed = [decision.path for decision in decisions if decision.note]
     if thawed:
-        yield f"thawed although the model built it frozen: {_some(thawed)}"
+        yield f"thawed although the model built it frozen: {shorten_names(thawed, _MAX_NAMES)}"
     tied = [decision for decision in decisions if decision.aliases]
     for decision in tied:
         state = "trains" if decision.trains else "frozen"
@@ -283,16 +284,11 @@ def _notes(
             yield f"optional selector {selector} ({selector.origin.short}) matches nothing here"
     new_frozen = [decision.path for decision in decisions if decision.kind == "new" and not decision.trains]
     if new_frozen:
-        yield f"new but frozen (allow_frozen_new), kept in every checkpoint: {_some(new_frozen)}"
+        yield f"new but frozen (allow_frozen_new), kept in every checkpoint: {shorten_names(new_frozen, _MAX_NAMES)}"
     if rules.frozen_mode == "train":
         yield "frozen_mode train: dropout and normalization statistics of frozen modules follow the model's mode"
     if adapters is not None:
         yield from adapters.notes
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MAX_NAMES])
-    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
 
 
 def _set(mask: bytearray, other: bytearray) -> None:

@@ -1,6 +1,6 @@
 """Which evaluation was the best so far, and whether to stop early. One metric drives both.
 
-Knows nothing of models or checkpoints; its whole state is three values that a checkpoint keeps.
+Knows nothing of models or checkpoints; its whole state is four values that a checkpoint keeps.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ def require_metric(metric: str, names: Iterable[str], origin: Origin | None = No
 
 @dataclass
 class BestWatch:
-    """Follows one metric.
+    """Follows one metric. Of equal values the one with the lower `loss` is better.
+
+    So a small validation set, on which accuracy is soon at its top, does not keep the first checkpoint that got there.
 
     Attributes:
         metric, mode: name of the metric, and whether less or more is better.
         patience: evaluations without improvement after which the run stops; None never stops.
         value, step: the best value and the number of steps done when it was measured.
+        loss: the loss of that evaluation; None where there was none.
         num_without_improvement: evaluations since then.
     """
 
@@ -45,6 +48,7 @@ class BestWatch:
     value: float | None = None
     step: int | None = None
     num_without_improvement: int = 0
+    loss: float | None = None
 
     def update(self, step: int, metrics: Mapping[str, Any], origin: Origin | None = None) -> bool:
         """Takes in one evaluation; True when it is the best so far. A value that is not finite never is.
@@ -54,9 +58,9 @@ class BestWatch:
         """
         names = [name for name, value in metrics.items() if isinstance(value, int | float)]
         require_metric(self.metric, names, origin)
-        value = float(metrics[self.metric])
-        if math.isfinite(value) and (self.value is None or self._is_better(value, self.value)):
-            self.value, self.step, self.num_without_improvement = value, step, 0
+        value, loss = float(metrics[self.metric]), metrics.get("loss")
+        if math.isfinite(value) and self._is_best(value, loss):
+            self.value, self.loss, self.step, self.num_without_improvement = value, loss, step, 0
             return True
         self.num_without_improvement += 1
         return False
@@ -75,12 +79,21 @@ class BestWatch:
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes, JSON-ready."""
-        return {"best": self.value, "best_step": self.step, "num_without_improvement": self.num_without_improvement}
+        return {
+            "best": self.value,
+            "best_loss": self.loss,
+            "best_step": self.step,
+            "num_without_improvement": self.num_without_improvement,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues from `state()` of the run that is resumed."""
-        self.value, self.step = state["best"], state["best_step"]
+        self.value, self.step, self.loss = state["best"], state["best_step"], state.get("best_loss")
         self.num_without_improvement = state["num_without_improvement"]
 
-    def _is_better(self, value: float, than: float) -> bool:
-        return value < than if self.mode == "min" else value > than
+    def _is_best(self, value: float, loss: float | None) -> bool:
+        if self.value is None:
+            return True
+        if value == self.value:
+            return loss is not None and self.loss is not None and loss < self.loss
+        return value < self.value if self.mode == "min" else value > self.value

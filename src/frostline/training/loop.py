@@ -6,7 +6,7 @@ Knows nothing of tokenizers, recipes or configs beyond the models of `frostline.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ def train(
     extra_files: Callable[[Path], None] | None = None,
     resume_from: Path | None = None,
     allow_plan_change: bool = False,
+    held_out: Mapping[str, Any] | None = None,
     console: Console | None = None,
 ) -> TrainResult:
     """Trains what `plan` trains, in place, and leaves checkpoints and `metrics.jsonl` in `run`.
@@ -69,6 +70,7 @@ def train(
         extra_files: writes the tokenizer beside the trained part of every checkpoint.
         resume_from: checkpoint of this run to continue from, bit for bit as if it had never stopped.
         allow_plan_change: resume although the plan differs from the checkpoint's; what fits is loaded.
+        held_out: kept in every checkpoint as it is: by what an evaluation finds the validation and test data again.
         console: where progress goes; standard error by default.
 
     Raises:
@@ -104,6 +106,7 @@ def train(
     watch = build_watch(config, task, origins) if validation_examples else None
     data = digest_of(train_examples, validation_examples)
     state = TrainState(batches.steps_per_epoch, len(train_examples), settings.batch_size, data, watch)
+    state.held_out = dict(held_out or {})
     loaded = None
     if resume_from is not None:
         loaded = load_checkpoint(
@@ -172,7 +175,7 @@ def train(
                 loss, norm, step=step, optimizer=optimizer, last_checkpoint=run.latest
             )
             if prover is not None and prover.watching:
-                prover.before_step(step, lr)
+                prover.before_step(step, lr, optimizer)
             if settings.max_grad_norm is not None:
                 clip_gradients(optimizer, settings.max_grad_norm, norm)
             optimizer.step()

@@ -9,9 +9,10 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from frostline.checkpoint.atomic import disk_errors, write_file
+from frostline.errors import CheckpointError
 
 
 class MetricsLog:
@@ -54,15 +55,31 @@ def truncate_to(path: Path, step: int) -> None:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of `path` in order. Only the last line may be torn, by a kill; a torn one elsewhere raises."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    """The records of `path` in order. Only the last line may be torn, by a kill.
+
+    Raises:
+        CheckpointError: another line is not one that `MetricsLog` writes.
+    """
+    lines = path.read_bytes().splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
+            record = json.loads(line)
+        except ValueError as error:  # not JSON, or not UTF-8
             if number == len(lines):
                 return
-            raise
+            raise _damaged(path, number, str(error)) from None
+        if not isinstance(record, dict) or not isinstance(cast("dict[str, Any]", record).get("step"), int):
+            raise _damaged(path, number, "no record with a step")
+        yield cast("dict[str, Any]", record)
+
+
+def _damaged(path: Path, number: int, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path.name} is damaged in line {number}: {why}",
+        where=path,
+        possible="one JSON object with a step in each line, as the run wrote them",
+        fix="restore the file, or delete it to go on without the numbers of the steps so far",
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -28,6 +28,7 @@ class TrainState:
         stopped_early: patience was used up after `done` steps.
         metrics: numbers of the last evaluation.
         frozen: digest of the frozen parameters that the run trains beside; empty with `prove: false`.
+        held_out: what the caller has to say of the validation and test data, JSON-ready, for evaluations to come.
     """
 
     steps_per_epoch: int
@@ -40,6 +41,7 @@ class TrainState:
     stopped_early: bool = False
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     frozen: str = ""
+    held_out: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def epoch(self) -> float:
@@ -58,6 +60,7 @@ class TrainState:
             "data": self.data,
             "batch_size": self.batch_size,
             "frozen": self.frozen,
+            "held_out": self.held_out,
             **({} if self.watch is None else self.watch.state()),
         }
 

@@ -217,6 +217,29 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         read_random_state(tmp_path)
 
 
+def test_an_interrupt_while_tensors_are_written_stays_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.distributed.checkpoint wraps whatever its writer raises in an exception of its own."""
+    import torch.distributed.checkpoint as dcp
+
+    model = net()
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    step(model, optimizer, 1)
+    raised: list[type[BaseException]] = [KeyboardInterrupt, ValueError]
+
+    def fail(*args: Any) -> None:
+        raise raised[0]
+
+    monkeypatch.setattr(dcp.HuggingFaceStorageWriter, "write_data", fail)
+    with pytest.raises(KeyboardInterrupt):
+        save_optimizer(optimizer, model, tmp_path)
+    raised.pop(0)
+    (tmp_path / "optimizer").rmdir()
+    with pytest.raises(dcp.api.CheckpointException):
+        save_optimizer(optimizer, model, tmp_path)
+
+
 def test_random_generators_go_on_where_they_were(tmp_path: Path) -> None:
     random.gauss(0, 1)
     save_random_state(tmp_path)

@@ -397,3 +397,14 @@ def test_contradictions_between_sections() -> None:
     assert "needs validation examples" in problem(without | {"evaluation": {"early_stopping": {"patience": 1}}}).what
     never = BASE | {"evaluation": {"every": "never", "early_stopping": {"patience": 1}}}
     assert "needs evaluations" in problem(never).what
+
+
+def test_best_needs_evaluations() -> None:
+    never = BASE | {"evaluation": {"every": "never", "best": {"metric": "loss", "mode": "min"}}}
+    assert "`evaluation.best` needs evaluations" in problem(never).what
+
+
+@pytest.mark.parametrize(("peft", "lr"), [({}, "2e-5"), ({"peft": {"rank": 2}}, "2e-4")])
+def test_min_lr_above_the_default_rate(peft: dict[str, Any], lr: str) -> None:
+    found = problem(BASE | peft | {"schedule": {"min_lr": 0.1}})
+    assert f"`schedule.min_lr` 0.1 is above `optimizer.lr` {float(lr)} (the default)" in found.what

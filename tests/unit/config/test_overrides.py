@@ -102,8 +102,14 @@ def test_shorthand_text_opens_into_its_mapping() -> None:
     assert result == {"model": {"name_or_path": "bert", "dtype": "float64"}}
 
 
-def test_the_last_of_several_wins() -> None:
-    assert apply_overrides({"a": 1}, ["a=2", "a=3"])[0] == {"a": 3}
+@pytest.mark.parametrize("second", ["a.b=3", "a={b: 3}", '"a".b=2'])
+def test_what_is_set_twice_is_refused(second: str) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)`a(\.b)?` is set again.*a\.b=2.*leave one of them out"):
+        apply_overrides({"a": {"b": 1}}, ["a.b=2", second])
+
+
+def test_a_whole_mapping_and_then_a_key_of_it() -> None:
+    assert apply_overrides({}, ["a={b: 1, c: 2}", "a.b=3"])[0] == {"a": {"b": 3, "c": 2}}
 
 
 @pytest.mark.parametrize(

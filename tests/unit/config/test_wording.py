@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.config.wording import flow, is_number, join_or, nearest, show
+from frostline.config.wording import flow, is_number, join_or, nearest, shorten_names, show
 from frostline.config.yaml_tree import parse_yaml
 
 
@@ -55,3 +55,8 @@ def test_numbers_and_choices() -> None:
     assert [is_number(value) for value in (1, 0.5, True, "1", float("nan"))] == [True, True, False, False, False]
     assert join_or(["a"]) == "a"
     assert join_or(["a", "b", "c"]) == "a, b or c"
+
+
+def test_many_names_are_cut_and_counted() -> None:
+    assert shorten_names(["a", "b"], 2) == "a, b"
+    assert shorten_names(["a", "b", "c", "d"], 2) == "a, b and 2 more"

@@ -73,7 +73,7 @@ def step(
     optimizer.zero_grad()
     model(torch.randn(8, 4)).square().sum().backward()
     if prover is not None:
-        prover.before_step(number, lr)
+        prover.before_step(number, lr, optimizer)
     optimizer.step()
     if prover is not None:
         prover.after_step()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from frostline import LoRA, prepare
 from frostline.errors import PlanMismatchError, TrainingError
-from frostline.trainability import Prover
+from frostline.trainability import Prover, movement
 from frostline.trainability.prove import MAX_WATCHED_STEPS
 
 from .conftest import encoder, optimizer_of, step
@@ -264,6 +264,107 @@ def test_a_warm_up_step_with_lr_zero_is_not_judged() -> None:
     assert prover.watching
     step(model, optimizer, prover, number=1)
     assert not prover.watching
+
+
+# -- steps too small to be seen
+
+
+class Normed(nn.Module):
+    """A linear and a norm whose only weights are ones, at which float32 has a spacing of 1.2e-7."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.RMSNorm(4)
+        self.to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x.to(self.norm.weight.dtype))).float() + x
+
+
+def warmed_up(
+    model: nn.Module, optimizer: torch.optim.Optimizer, prover: Prover, rates: Iterable[float], peak: float = 2e-5
+) -> None:
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", peak)
+    for number, lr in enumerate(rates):
+        step(model, optimizer, prover, number=number, lr=lr)
+
+
+def test_a_long_warm_up_is_no_alarm() -> None:
+    model, plan = prepare(Normed())
+    prover = Prover(model, plan)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
+    warmed_up(model, optimizer, prover, [2e-8])
+    assert torch.equal(model.norm.weight, torch.ones(4))
+    assert prover.watching
+    warmed_up(model, optimizer, prover, [2e-8 * number for number in range(2, 17)])
+    assert not torch.equal(model.norm.weight, torch.ones(4))
+    assert not prover.watching
+    prover.final_check()
+    assert prover.remarks == []
+
+
+def test_a_module_that_no_step_can_be_seen_in_is_a_remark_and_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    digest = movement.tensor_digest
+    monkeypatch.setattr(movement, "tensor_digest", lambda tensor: looked.append(1) or digest(tensor))
+    model, plan = prepare(Normed())
+    prover = Prover(model, plan)
+    optimizer = torch.optim.SGD(model.parameters())
+    warmed_up(model, optimizer, prover, [1e-20] * 100, peak=1e-4)
+    at_first = 2 * 3
+    assert len(looked) <= at_first + 7 * 3, "100 steps: looked at after 1, 2, 4, ..., 64"
+    prover.final_check()
+    assert prover.remarks == [
+        "linear, norm did not move: each step was below the spacing of its numbers (a higher learning rate, or float32)"
+    ]
+
+
+def test_a_module_that_the_optimizer_forgot_is_known_once_a_step_could_be_seen() -> None:
+    model, plan = prepare(Normed())
+    prover = Prover(model, plan)
+    optimizer = torch.optim.AdamW(model.linear.parameters(), weight_decay=0.0)
+    warmed_up(model, optimizer, prover, [2e-8, 4e-8])
+    with pytest.raises(PlanMismatchError, match=r"changed nothing in norm\b"):
+        warmed_up(model, optimizer, prover, [0.1, 0.1])
+
+
+def test_a_rate_that_can_never_be_seen_in_bfloat16_is_known_at_the_first_step() -> None:
+    model, plan = prepare(Normed(torch.bfloat16))
+    prover = Prover(model, plan)
+    with pytest.raises(PlanMismatchError, match=r"changed nothing in (linear, )?norm\b(.|\n)*bfloat16"):
+        warmed_up(model, torch.optim.AdamW(model.parameters(), weight_decay=0.0), prover, [2e-5])
+
+
+def test_each_group_is_judged_by_its_own_rate() -> None:
+    model, plan = prepare(Normed())
+    prover = Prover(model, plan)
+    groups = [{"params": [*model.linear.parameters()]}, {"params": [model.norm.weight]}]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+    for group, peak in zip(optimizer.param_groups, (0.1, 1e-4), strict=True):
+        group["initial_lr"] = peak
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().sum().backward()
+    optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = 0.1, 1e-9
+    prover.before_step(0, 0.1, optimizer)
+    optimizer.step()
+    prover.after_step()
+    assert prover.watching
+
+
+def test_weights_that_have_exploded_are_named_instead_of_a_dead_adapter() -> None:
+    class Saturated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.linear(x))
+
+    model, plan = prepare(Saturated(), peft=LoRA(rank=1))
+    optimizer, prover = optimizer_of(model), Prover(model, plan)
+    with pytest.raises(TrainingError, match=r"weights have grown to (1e\+\d+|inf) (.|\n)*lower the learning rate"):
+        warmed_up(model, optimizer, prover, [1e15] * MAX_WATCHED_STEPS)
 
 
 # -- adapters run

@@ -55,3 +55,28 @@ def test_an_unknown_metric_lists_the_real_ones():
         ConfigError, match=r"no metric is called 'acuracy'(.|\n)*possible: did you mean `accuracy`\? accuracy, loss"
     ):
         watch.update(1, {"accuracy": 0.5, "loss": 1.0, "report": object()})
+
+
+def test_of_equal_values_the_one_with_the_lower_loss_is_better():
+    watch = BestWatch("accuracy", "max", patience=2)
+    losses = [0.52, 0.28, 0.23, 0.23, math.nan]
+    assert [watch.update(step, {"accuracy": 1.0, "loss": loss}) for step, loss in enumerate(losses)] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert (watch.value, watch.step, watch.should_stop) == (1.0, 2, True)
+    resumed = BestWatch("accuracy", "max", patience=2)
+    resumed.restore(watch.state())
+    assert resumed == watch
+    assert resumed.update(5, {"accuracy": 1.0, "loss": 0.2})
+
+
+def test_of_equal_values_without_a_loss_the_first_stays_the_best():
+    watch = BestWatch("score", "min")
+    assert [watch.update(step, {"score": 1.0}) for step in range(2)] == [True, False]
+    old = {name: value for name, value in watch.state().items() if name != "best_loss"}  # as before it was kept
+    watch.restore(old)
+    assert not watch.update(2, {"score": 1.0, "loss": 0.1})

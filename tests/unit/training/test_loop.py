@@ -204,7 +204,7 @@ def test_a_gradient_that_is_not_finite_stops_too(toy: Any):
 
 
 def test_the_best_checkpoint_is_saved_when_it_is_measured(toy: Any):
-    task = toy.task(scores=[0.2, 0.9, 0.5, 0.9], default_metric=("score", "max"))
+    task = toy.task(scores=[0.2, 0.9, 0.5, 0.8], default_metric=("score", "max"))
     outcome = toy.train(task=task, training={"max_steps": 4}, evaluation={"every": 1}, checkpoint={"every": "end"})
     assert (outcome.result.best_metric, outcome.result.best_value, outcome.result.best_step) == ("score", 0.9, 2)
     best = RunFolder.read(outcome.path).best()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import pytest
 
+from frostline.errors import CheckpointError
 from frostline.training.metrics_log import MetricsLog, read_metrics, truncate_to
 
 
@@ -46,8 +46,19 @@ def test_a_line_torn_by_a_kill_is_passed_over_and_removed(tmp_path: Path):
 def test_a_torn_line_elsewhere_is_damage(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1\n{"step": 2}\n')
-    with pytest.raises(json.JSONDecodeError):
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl is damaged in line 1(.|\n)*delete"):
         list(read_metrics(path))
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"step": 1}\n{"loss": "caf\xe9"}\n{"step": 3}\n', b"7\n8\n", b'{"loss": 1}\n{"step": 2}\n']
+)
+def test_content_of_another_kind_is_damage(tmp_path: Path, content: bytes):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl is damaged in line [12]"):
+        truncate_to(path, 3)
+    assert path.read_bytes() == content
 
 
 def test_numbers_json_cannot_say_become_null(tmp_path: Path):

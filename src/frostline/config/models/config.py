@@ -85,7 +85,7 @@ class Config(Section):
         """The learning rate in force: `optimizer.lr`, or 2e-4 with adapters and 2e-5 without."""
         if self.optimizer.lr is not None:
             return self.optimizer.lr
-        return 2e-5 if self.peft is None else 2e-4
+        return _default_lr(self.peft is not None)
 
     @classmethod
     def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:
@@ -103,10 +103,12 @@ class Config(Section):
                         f"remove `{path[-1]}`, or change the recipe",
                     )
         lr, min_lr = _lookup(given, ("optimizer", "lr")), _lookup(given, ("schedule", "min_lr"))
+        default = "" if lr is not None else " (the default)"
+        lr = _default_lr(given.get("peft") is not None) if lr is None else lr
         if is_number(lr) and is_number(min_lr) and 0 < lr < min_lr:
             yield Fault(
                 ("schedule", "min_lr"),
-                f"`schedule.min_lr` {show(min_lr)} is above `optimizer.lr` {show(lr)}",
+                f"`schedule.min_lr` {show(min_lr)} is above `optimizer.lr` {show(lr)}{default}",
                 "from 0 to optimizer.lr; it is absolute, not a fraction",
                 "lower min_lr or raise lr",
             )
@@ -119,13 +121,18 @@ class Config(Section):
                         "data.validation as a fraction, a number or a source",
                         f"set data.validation, or remove `{path[-1]}`",
                     )
-        if _lookup(given, ("evaluation", "every")) == "never" and _lookup(given, ("evaluation", "early_stopping")):
-            yield Fault(
-                ("evaluation", "early_stopping"),
-                "`evaluation.early_stopping` needs evaluations, and `evaluation.every` is never",
-                "a number of steps or epoch",
-                "set every, or remove early_stopping",
-            )
+        for name in ("best", "early_stopping"):
+            if _lookup(given, ("evaluation", "every")) == "never" and _lookup(given, ("evaluation", name)):
+                yield Fault(
+                    ("evaluation", name),
+                    f"`evaluation.{name}` needs evaluations, and `evaluation.every` is never",
+                    "a number of steps or epoch",
+                    f"set every, or remove {name}",
+                )
+
+
+def _default_lr(has_adapters: bool) -> float:
+    return 2e-4 if has_adapters else 2e-5
 
 
 def _lookup(given: Any, path: tuple[str, ...], default: Any = None) -> Any:

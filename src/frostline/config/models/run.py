@@ -13,7 +13,7 @@ _Steps = Annotated[int, Field(ge=1)]
 
 
 class BestConfig(Section):
-    """Which checkpoint counts as best."""
+    """Which checkpoint counts as best. Of equal values of the metric the one with the lower validation loss does."""
 
     main_key: ClassVar[str | None] = "metric"
 
@@ -45,7 +45,8 @@ class EvaluationConfig(Section):
         description="Evaluate before the first step too: what the base can do, and that evaluation works.",
     )
     best: BestConfig | None = Field(
-        default=None, description="Metric that chooses the best checkpoint; null is the recipe's."
+        default=None,
+        description="Metric that chooses the best checkpoint, the lower loss where it is equal; null is the recipe's.",
     )
     early_stopping: EarlyStoppingConfig | None = Field(default=None, description=EarlyStoppingConfig.__doc__)
     batch_size: int | None = Field(
