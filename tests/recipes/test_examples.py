@@ -37,12 +37,18 @@ TRAINED = {
 }
 SHORT = [
     "training.max_steps=4",
-    "training.batch_size=4",
     "checkpoint.every=2",
     "checkpoint.keep=9",
     "evaluation.every=2",
 ]
-BBC = [*SHORT, "training.epochs=null", "data.max_examples=24", "data.max_length=16", "data.validation=12"]
+BBC = [
+    *SHORT,
+    "training.batch_size=4",
+    "training.epochs=null",
+    "data.max_examples=24",
+    "data.max_length=16",
+    "data.validation=12",
+]
 
 
 def test_these_are_all_examples() -> None:
