@@ -1,6 +1,7 @@
 """The same run with `transformers.Trainer` and `peft`; prints a line of JSON. Called by `run.py`.
 
-The examples are those that Frostline's recipe encoded, so that both sides see the same tokens.
+The examples are those that Frostline's recipe encoded, in the order of its first epoch, so that both sides see the same
+tokens in the same batches.
 """
 
 from __future__ import annotations
@@ -23,8 +24,16 @@ from transformers import (
     TrainingArguments,
 )
 
+from frostline.data import EpochOrder
 from frostline.integrations.hf_models import local_folder
 from frostline.recipes import runs
+
+
+class InOrder(Trainer):
+    """Trainer that takes the examples one after the other."""
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return torch.utils.data.SequentialSampler(train_dataset if train_dataset is not None else self.train_dataset)
 
 
 class Examples(torch.utils.data.Dataset[dict[str, Any]]):
@@ -81,7 +90,9 @@ def main(name: str, folder: str) -> None:
         use_cpu=not torch.cuda.is_available(),
         seed=0,
     )
-    trainer = Trainer(model=model, args=arguments, train_dataset=Examples(data.train.examples), data_collator=collator)
+    examples = data.train.examples
+    ordered = [examples[index] for index in EpochOrder(len(examples), training.seed).order(0)]
+    trainer = InOrder(model=model, args=arguments, train_dataset=Examples(ordered), data_collator=collator)
     started = time.perf_counter()
     result = trainer.train()
     trainer.save_model()
