@@ -60,9 +60,8 @@ def main() -> None:
             columns = [spread([run[key] for run in side], digits) for side in (ours, theirs)]
             print(f"{label:<18}{columns[0]:>28}{columns[1]:>28}{spread(ratios, 2):>28}")
         losses = f"{ours[0]['loss']:.3f} and {theirs[0]['loss']:.3f}"
-        print(
-            f"mean training loss of the same batches: {losses} (factors and dropout are drawn apart, Trainer's warm-up starts at 0)"
-        )
+        print(f"mean training loss of the same batches: {losses}")
+        print("(initial factors and dropout are drawn apart, and Trainer's warm-up starts at 0)")
 
 
 if __name__ == "__main__":
