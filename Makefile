@@ -34,7 +34,7 @@ test: $(VENV)/.installed lint types imports ## everything that .ci/run runs
 	$(PYTEST) $(PYTEST_FLAGS)
 
 test-full: $(VENV)/.installed lint types imports ## the same with the long campaigns
-	$(PYTEST) -m "" $(PYTEST_FLAGS)
+	HYPOTHESIS_PROFILE=search $(PYTEST) -m "" $(PYTEST_FLAGS)
 
 lint: $(VENV)/.installed ## ruff: rules and format
 	$(VENV)/bin/ruff check .

@@ -71,7 +71,7 @@ def saved_modules_of(names: Collection[str], modules: Collection[str], targets: 
     inside = {f"{target}.{part}" for target in targets for part in _LAYER_PARTS}
     everything = {*modules, *inside} - {""}
     found = {path for path in everything if path.endswith(ends)}
-    # peft matches a second time from the outer wrapper, where every path has the prefix.
+    # For some task types peft matches a second time from the outer wrapper, where every path has the prefix.
     found |= {path for path in everything if (PREFIX + path).endswith(ends)}
     return found | {path for path in ("base_model", PREFIX[:-1]) if path.endswith(ends)}
 
@@ -97,6 +97,8 @@ def modules_to_save_for(
         last = path.rpartition(".")[2]
         for name in dict.fromkeys((path,) if last.isdigit() else (last, path)):
             found = saved_modules_of([name], modules, targets)
+            if any(not module.endswith(name) for module in found):
+                continue  # chosen by its prefix alone, which depends on the task type: `model.fc` for `fc`
             if found <= set(wanted) and not shadowed_targets([name], targets):
                 names.append(name)
                 covered |= found

@@ -75,6 +75,24 @@ class Nest(nn.Module):
         return x
 
 
+@pytest.mark.parametrize("task_type", [None, "SEQ_CLS"])
+def test_a_name_that_chooses_by_the_prefix_of_the_wrapper_is_not_used(task_type: str | None) -> None:
+    """`model.fc` also takes `fc` where peft matches `base_model.model.fc`, which it does for some task types only."""
+    peft = pytest.importorskip("peft")
+    model = Nest(["fc", "q.fc", "model.fc", "target"])
+    modules = [name for name, _ in model.named_modules()]
+    names, covered = modules_to_save_for({"fc", "model.fc"}, modules, {"target"})
+    assert (names, covered) == ([], set()), "both are left to plain keys"
+    names, covered = modules_to_save_for({"q.fc", "model.fc", "fc"}, modules, {"target"})
+    assert (names, covered) == (["fc"], {"q.fc", "model.fc", "fc"})
+    config = peft.LoraConfig(r=1, target_modules=["target"], modules_to_save=names, task_type=task_type)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrapped = peft.get_peft_model(model, config)
+    saved = [n for n, module in wrapped.named_modules() if isinstance(module, peft.utils.ModulesToSaveWrapper)]
+    assert {name.removeprefix("base_model.model.") for name in saved} == covered
+
+
 NAMES = ["fc", "pre_fc", "q", "lora_q", "model", "default", "0", "1"]
 
 
