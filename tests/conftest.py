@@ -24,7 +24,7 @@ os.environ["MPLBACKEND"] = "Agg"
 # Converted models and data sets are cached across runs of the tests, apart from the user's own cache.
 os.environ["XDG_CACHE_HOME"] = str(REPOSITORY / ".cache" / "tests")
 
-# The same examples in every `make test`, so that it fails for what was changed alone; `make test-full` looks for new ones.
+# The same examples in every `make test`, so that it fails for what was changed alone; `make test-full` seeks new ones.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.register_profile("search", derandomize=False)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
