@@ -150,7 +150,7 @@ def _build(
         )
     if kind is None or len(problems) > count:
         return None
-    return Selector(kind, within, excepts, bool(optional), origins.at())
+    return Selector(kind, within, excepts, bool(optional), origin=origins.at())
 
 
 def _writable_kinds() -> list[str]:

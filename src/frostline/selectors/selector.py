@@ -59,6 +59,8 @@ class Selector:
         within: only matches inside the subtrees that this one selects.
         excepts: what these select is taken away again.
         optional: matching nothing is not an error.
+        conditional: what it selects may stay without a gradient in single steps.
+        frozen_mode: `eval` or `train` for what it freezes; None is that of the block.
         origin: file, line and key that it came from.
     """
 
@@ -66,6 +68,8 @@ class Selector:
     within: Selector | None = None
     excepts: tuple[Selector, ...] = ()
     optional: bool = False
+    conditional: bool = False
+    frozen_mode: str | None = None
     origin: Origin = field(default_factory=Origin, compare=False)
 
     @property

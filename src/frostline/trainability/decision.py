@@ -12,7 +12,7 @@ class Rule:
     """Why a parameter trains or not.
 
     Attributes:
-        kind: `baseline`, `new`, `adapter`, `freeze` or `unfreeze`.
+        kind: `baseline`, `new`, `adapter`, `freeze`, `unfreeze` or `required` (the framework freezes it).
         text: the rule in words, such as `freeze_modules "bert"`.
         origin: where it was written; None for rules that nobody wrote.
         single: it selects single parameters, not whole modules.
@@ -55,6 +55,8 @@ class Decision:
         dtype: name of the dtype when resolved, such as `float32`.
         kind: `base`, `new` (the base files do not hold it) or `adapter`.
         aliases: other canonical names of the same tensor.
+        conditional: it may stay without a gradient in single steps (an expert, the branch of a modality).
+        rows: the indices along dim 0 that train, where not all do; None for the whole tensor.
     """
 
     path: str
@@ -66,3 +68,5 @@ class Decision:
     dtype: str
     kind: str
     aliases: tuple[str, ...] = ()
+    conditional: bool = False
+    rows: tuple[int, ...] | None = None
