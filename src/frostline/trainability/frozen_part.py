@@ -72,9 +72,7 @@ class FrozenPart:
 
 
 def _frozen_buffers(model: nn.Module, plan: TrainabilityPlan) -> dict[str, Tensor]:
-    """Persistent buffers inside wholly frozen subtrees; none where `frozen_mode: train` lets them move."""
-    if plan.frozen_mode != "eval":
-        return {}
+    """Persistent buffers inside the subtrees that are held still; none where `frozen_mode: train` lets them move."""
     tree = ModuleTree.from_model(model)
     roots = [tree.module_index[path] for path in plan.frozen_roots if path in tree.module_index]
     inside = {index for root in roots for index in range(root, tree.modules[root].end)}

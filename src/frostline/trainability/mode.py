@@ -47,5 +47,5 @@ def _is_held(module: nn.Module) -> bool:
 
 def set_training_mode(model: nn.Module, plan: TrainabilityPlan) -> None:
     """`model.train()` with the plan's `frozen_mode` honoured."""
-    hold_in_eval(model, plan.frozen_roots if plan.frozen_mode == "eval" else ())
+    hold_in_eval(model, plan.frozen_roots)
     model.train()

@@ -18,6 +18,7 @@ from torch import nn
 from frostline.errors import PlanMismatchError
 from frostline.trainability.bind import bind_decisions
 from frostline.trainability.decision import Decision
+from frostline.trainability.frozen_roots import find_frozen_roots
 from frostline.trainability.mode import hold_in_eval
 from frostline.trainability.report import render_plan
 from frostline.trainability.rows import ModuleRow, module_rows
@@ -87,7 +88,7 @@ class TrainabilityPlan:
 
     @property
     def frozen_mode(self) -> str:
-        """`eval` or `train`: the mode of wholly frozen subtrees while training."""
+        """`eval` or `train`: the mode of wholly frozen subtrees while training, where no selector says another."""
         return self.rules.frozen_mode
 
     @cached_property
@@ -100,27 +101,8 @@ class TrainabilityPlan:
 
     @cached_property
     def frozen_roots(self) -> tuple[str, ...]:
-        """Paths of the maximal subtrees that hold parameters of which none trains."""
-        total, trained = [0] * (len(self.modules) + 1), [0] * (len(self.modules) + 1)
-        owner_of = {row.path: index for index, row in enumerate(self.modules)}
-        for entry in self.decisions.values():
-            for name in (entry.path, *entry.aliases):
-                owner = _owner(name, owner_of)
-                total[owner + 1] += 1
-                trained[owner + 1] += int(entry.trains or entry.kind == "adapter")
-        for index in range(len(self.modules)):
-            total[index + 1] += total[index]
-            trained[index + 1] += trained[index]
-        roots: list[str] = []
-        index = 0
-        while index < len(self.modules):
-            end = self.modules[index].end
-            if trained[end] == trained[index] and total[end] > total[index]:
-                roots.append(self.modules[index].path)
-                index = end
-            else:
-                index += 1
-        return tuple(roots)
+        """Paths of the maximal wholly frozen subtrees that are held in evaluation mode; none where all follow."""
+        return find_frozen_roots(self.modules, self.decisions.values(), self.frozen_mode)
 
     @cached_property
     def num_trainable(self) -> int:
@@ -154,7 +136,7 @@ class TrainabilityPlan:
         attach_plan(model, self, {**flags, **(built_flags(model) or {})})
         for path, param in params.items():
             set_trainable(param, self.decisions[path].trains)
-        hold_in_eval(model, self.frozen_roots if self.frozen_mode == "eval" else ())
+        hold_in_eval(model, self.frozen_roots)
 
     def bind(self, model: nn.Module, *, step: str = "the last step") -> TrainabilityPlan:
         """The plan for `model` after a step that may have replaced parameters (rules: `bind.py`).
@@ -168,7 +150,7 @@ class TrainabilityPlan:
         decisions, note = bind_decisions(self, tree, step)
         bound = TrainabilityPlan(
             decisions=decisions,
-            modules=module_rows(tree),
+            modules=module_rows(tree, self.rules.freeze),
             rules=self.rules,
             adapters=self.adapters,
             notes=self.notes + ((note,) if note else ()),
@@ -228,16 +210,6 @@ class TrainabilityPlan:
 
     def __repr__(self) -> str:
         return f"<TrainabilityPlan {self.digest[:8]}: {len(self.trainable)} of {len(self.decisions)} tensors train>"
-
-
-def _owner(name: str, owner_of: Mapping[str, int]) -> int:
-    """Index of the module that holds parameter `name`; a planned adapter parameter counts for its base module."""
-    path = name
-    while path:
-        path = path.rpartition(".")[0]
-        if path in owner_of:
-            return owner_of[path]
-    return 0
 
 
 @dataclass(frozen=True)

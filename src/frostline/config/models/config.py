@@ -62,7 +62,7 @@ class Config(Section):
     )
     model: ModelConfig = Field(description=ModelConfig.__doc__)
     tokenizer: TokenizerConfig = Field(default=TokenizerConfig(), description=TokenizerConfig.__doc__)
-    freeze_config: FreezeConfig = Field(default=FreezeConfig(), description=FreezeConfig.__doc__)
+    freeze_config: FreezeConfig | None = Field(default=None, description=FreezeConfig.__doc__)
     peft: Peft | None = Field(default=None, description=PeftConfig.__doc__)
     data: DataConfig = Field(description=DataConfig.__doc__)
     training: TrainingConfig = Field(default=TrainingConfig(), description=TrainingConfig.__doc__)
@@ -89,6 +89,13 @@ class Config(Section):
 
     @classmethod
     def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:
+        if "freeze_config" in given and given["freeze_config"] is None:
+            yield Fault(
+                ("freeze_config",),
+                "`freeze_config` cannot be null: an empty block and no block mean different things",
+                "a mapping with keys such as freeze_modules",
+                "indent its keys below `freeze_config:`, or remove the line (on the command line too)",
+            )
         recipe = given.get("recipe")
         for owner, keys in _ONLY_FOR.items():
             if not isinstance(recipe, str) or recipe not in _ONLY_FOR or recipe == owner:
