@@ -58,11 +58,14 @@ def canonical_named_parameters(model: nn.Module, *, unique: bool = False) -> Ite
     """Every `(path, parameter)`; a tied parameter under each of its names, or with `unique` under the first only."""
     seen: set[int] = set()
     for path, module in canonical_named_modules(model):
+        if not module._parameters:
+            continue
+        prefix = path + "." if path else ""
         for name, param in module._parameters.items():
             if param is None or (unique and id(param) in seen):
                 continue
             seen.add(id(param))
-            yield join_path(path, name), param
+            yield prefix + name, param
 
 
 def canonical_named_buffers(model: nn.Module, *, persistent_only: bool = False) -> Iterator[tuple[str, Tensor]]:
