@@ -18,8 +18,10 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
 from frostline.errors import ModelError
+from frostline.tree.local import stored_dtype
 from frostline.tree.walk import join_path, walk_modules
-from frostline.tree.wrappers import AdapterPart
+from frostline.tree.wrappers import AdapterPart, model_class
+from frostline.tree.wrapping import parameters_at_rest
 
 
 @dataclass(slots=True)
@@ -53,7 +55,10 @@ class ModuleRef:
 
 @dataclass(slots=True)
 class ParamRef:
-    """One parameter under one name. `param` is None for an adapter parameter that is planned but not injected yet."""
+    """One parameter under one name. `param` is None for an adapter parameter that is planned but not injected yet.
+
+    `shape` is the global one of a sharded tensor, `dtype` that of the numbers which are really stored.
+    """
 
     path: str
     owner: int
@@ -109,6 +114,7 @@ class ModuleTree:
         """
         tree = cls()
         modules, params = tree.modules, tree.params
+        at_rest = parameters_at_rest(model)
         open_modules: list[int] = []  # indices of the ancestors of the module at hand
         for path, module, depth in walk_modules(model):
             index = len(modules)
@@ -121,13 +127,15 @@ class ModuleTree:
                 if param is not None:
                     if is_lazy(param):
                         raise _uninitialized(join_path(path, name), module)
+                    if at_rest:
+                        param = at_rest.get(id(param), param)
                     params.append(
                         ParamRef(
                             join_path(path, name),
                             index,
                             param,
                             tuple(param.shape),
-                            param.dtype,
+                            stored_dtype(param),
                             param.requires_grad,
                             is_adapter,
                         )
@@ -208,7 +216,7 @@ class ModuleTree:
                 isinstance(ref.module, nn.ModuleList)
                 and not ref.is_adapter
                 and bool(children)
-                and len({type(child) for child in children}) == 1
+                and len({model_class(child) for child in children if child is not None}) == 1
             )
             if is_stack:
                 found.append(index)
