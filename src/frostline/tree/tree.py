@@ -18,8 +18,10 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
 from frostline.errors import ModelError
+from frostline.tree.local import stored_dtype
 from frostline.tree.walk import join_path, walk_modules
-from frostline.tree.wrappers import AdapterPart
+from frostline.tree.wrappers import AdapterPart, model_class
+from frostline.tree.wrapping import parameters_at_rest
 
 
 @dataclass(slots=True)
@@ -53,7 +55,10 @@ class ModuleRef:
 
 @dataclass(slots=True)
 class ParamRef:
-    """One parameter under one name. `param` is None for an adapter parameter that is planned but not injected yet."""
+    """One parameter under one name. `param` is None for an adapter parameter that is planned but not injected yet.
+
+    `shape` is the global one of a sharded tensor, `dtype` that of the numbers which are really stored.
+    """
 
     path: str
     owner: int
@@ -109,6 +114,7 @@ class ModuleTree:
         """
         tree = cls()
         modules, params = tree.modules, tree.params
+        at_rest = parameters_at_rest(model)
         open_modules: list[int] = []  # indices of the ancestors of the module at hand
         for path, module, depth in walk_modules(model):
             index = len(modules)
@@ -125,8 +131,11 @@ class ModuleTree:
                     full = prefix + name
                     if is_lazy(param):
                         raise _uninitialized(full, module)
+                    if at_rest:
+                        param = at_rest.get(id(param), param)
+                    dtype = stored_dtype(param)
                     params.append(
-                        ParamRef(full, index, param, tuple(param.shape), param.dtype, param.requires_grad, is_adapter)
+                        ParamRef(full, index, param, tuple(param.shape), dtype, param.requires_grad, is_adapter)
                     )
             if module._modules:
                 open_modules.append(index)
@@ -210,7 +219,7 @@ class ModuleTree:
                 isinstance(ref.module, nn.ModuleList)
                 and not ref.is_adapter
                 and bool(children)
-                and len({type(child) for child in children}) == 1
+                and len({model_class(child) for child in children if child is not None}) == 1
             )
             if is_stack:
                 found.append(index)
