@@ -19,6 +19,8 @@ from frostline.trainability.decision import (
     Decision,
     Rule,
 )
+from frostline.trainability.phase_rules import PhaseRules
+from frostline.trainability.phases import Phase, phase_problems
 from frostline.trainability.plan import TrainabilityPlan
 from frostline.trainability.rows import module_rows
 from frostline.trainability.rules import FreezeRules
@@ -50,7 +52,7 @@ class Reach:
 
     Attributes:
         left_alone: mask over modules: inside `freeze_modules` and not thawed, or with new parameters that it freezes.
-        trained_in_full: mask over parameters: thawed by a selector, or new and not frozen by one.
+        trained_in_full: mask over parameters: thawed by a selector in any phase, or new and not frozen by one.
     """
 
     left_alone: bytearray
@@ -71,8 +73,7 @@ def reach_of(tree: ModuleTree, rules: FreezeRules, new: frozenset[str] = frozens
     Raises:
         SelectorError: a module selector selects nothing.
     """
-    selected_modules = [selector for selector in (*rules.freeze, *rules.unfreeze) if not selector.selects_params]
-    require_matches(selected_modules, tree)
+    require_matches([selector for selector in _all_selectors(rules) if not selector.selects_params], tree)
     left_alone = bytearray(len(tree.modules))
     frozen = bytearray(len(tree.params))
     for selector in rules.freeze:
@@ -86,6 +87,8 @@ def reach_of(tree: ModuleTree, rules: FreezeRules, new: frozenset[str] = frozens
         for index, is_set in enumerate(selection.modules):
             if is_set:
                 left_alone[index] = 0
+    for selector in (selector for phase in rules.phases for selector in phase.unfreeze):
+        _set(trained, selector.select(tree).params)  # adapters are injected once, so for what any phase trains
     for index, ref in enumerate(tree.params):
         if ref.path in new and frozen[index] and not trained[index]:
             left_alone[ref.owner] = 1
@@ -117,19 +120,31 @@ def resolve_plan(
     if adapters is not None and not tree.adapter_params:
         index_of = tree.module_index
         tree = tree.with_planned_params({index_of[path]: params for path, params in adapters.planned.items()})
-    selections = require_matches([*rules.freeze, *rules.unfreeze], tree)
-    freezing = list(zip(rules.freeze, selections, strict=False))
-    thawing = list(zip(rules.unfreeze, selections[len(rules.freeze) :], strict=True))
+    selections = iter(require_matches(_all_selectors(rules), tree))
     draft = _baseline(tree, adapters, new, built_flags)
-    _overlay(draft, freezing, trains=False)
-    _overlay(draft, thawing, trains=True)
-    problems = _merge_tied(tree, draft)
+    chosen: list[tuple[Selector, Selection]] = []
+    stages: list[tuple[Decision, ...]] = []
+    problems: list[Problem] = []
+    for block in (rules, *rules.phases):
+        before = list(draft.rule)
+        when = f" from {block.at} on" if isinstance(block, PhaseRules) else ""
+        for selectors, trains in ((block.freeze, False), (block.unfreeze, True)):
+            pairs = [(selector, next(selections)) for selector in selectors]
+            _overlay(draft, pairs, trains=trains, when=when)
+            chosen += pairs
+        problems += _merge_tied(tree, draft, before)
+        stages.append(tuple(_decisions(tree, draft, new, built_flags)))
     if problems:
         raise SelectorError.from_problems(problems)
-    decisions = tuple(_decisions(tree, draft, new, built_flags))
-    problems = [*_untrainable(decisions), *_frozen_new(decisions, rules)]
+    decisions = stages[0]
+    phases = tuple(
+        Phase.from_decisions(phase, stages[index], stages[index + 1]) for index, phase in enumerate(rules.phases)
+    )
+    problems = [*_untrainable(stages), *_frozen_new(stages, rules)]
     if not problems and not any(decision.trains for decision in decisions):
         problems.append(_nothing_trains(decisions, rules))
+    if not problems:
+        problems += phase_problems(phases)
     if problems:
         raise ConfigError.from_problems(problems)
     return TrainabilityPlan(
@@ -137,8 +152,14 @@ def resolve_plan(
         modules=module_rows(tree),
         rules=rules,
         adapters=adapters,
-        notes=tuple(_notes(decisions, rules, tree, adapters, freezing + thawing)),
+        notes=tuple(_notes(stages, rules, adapters, chosen)),
+        phases=phases,
     )
+
+
+def _all_selectors(rules: FreezeRules) -> list[Selector]:
+    """Those of the block and of its phases, in the order in which they count."""
+    return [selector for block in (rules, *rules.phases) for selector in (*block.freeze, *block.unfreeze)]
 
 
 def _baseline(
@@ -169,21 +190,26 @@ def _adapter_rule(tree: ModuleTree, owner: int, adapters: AdapterTargets | None)
     return Rule("adapter", "adapters train")
 
 
-def _overlay(draft: _Draft, chosen: Iterable[tuple[Selector, Selection]], *, trains: bool) -> None:
+def _overlay(draft: _Draft, chosen: Iterable[tuple[Selector, Selection]], *, trains: bool, when: str = "") -> None:
     kind = "unfreeze" if trains else "freeze"
     for selector, selection in chosen:
-        rule = Rule(kind, f"{kind}_modules {selector}", selector.origin, selector.selects_params)
+        rule = Rule(kind, f"{kind}_modules {selector}{when}", selector.origin, selector.selects_params)
         for index, is_selected in enumerate(selection.params):
             if is_selected:
                 draft.trains[index] = trains
                 draft.rule[index] = rule
 
 
-def _merge_tied(tree: ModuleTree, draft: _Draft) -> list[Problem]:
-    """Give all names of a tensor one decision: an explicit rule beats a baseline, two explicit ones must agree."""
+def _merge_tied(tree: ModuleTree, draft: _Draft, before: Sequence[Rule]) -> list[Problem]:
+    """Give all names of a tensor one decision: an explicit rule beats a baseline, two explicit ones must agree.
+
+    Explicit is what the block at hand says: in a phase, a rule that was there `before` gives way like a baseline.
+    """
     problems: list[Problem] = []
     for names in tree.names_of_tensor.values():
-        explicit = [index for index in names if draft.rule[index].is_explicit]
+        explicit = [
+            index for index in names if draft.rule[index].is_explicit and draft.rule[index] is not before[index]
+        ]
         verdicts = {draft.trains[index] for index in explicit}
         if len(verdicts) > 1:
             listed = "\n".join(f"{tree.params[index].path}: {draft.rule[index]}" for index in explicit)
@@ -223,7 +249,8 @@ def _decisions(
         yield Decision(ref.path, trains, rule, note, ref.num_elements, ref.shape, ref.dtype_name, kind, other)
 
 
-def _untrainable(decisions: Iterable[Decision]) -> list[Problem]:
+def _untrainable(stages: Sequence[Sequence[Decision]]) -> list[Problem]:
+    trained = {decision.path: decision for stage in reversed(stages) for decision in stage if decision.trains}
     return [
         Problem(
             f"{decision.path} is to train, but its dtype is {decision.dtype}",
@@ -231,15 +258,20 @@ def _untrainable(decisions: Iterable[Decision]) -> list[Problem]:
             "floating-point parameters train; integer and packed ones cannot",
             'exclude it with `except: [{param: "..."}]`, or load the model without quantization',
         )
-        for decision in decisions
-        if decision.trains and not decision.dtype.startswith(("float", "bfloat", "complex"))
+        for decision in trained.values()
+        if not decision.dtype.startswith(("float", "bfloat", "complex"))
     ]
 
 
-def _frozen_new(decisions: Iterable[Decision], rules: FreezeRules) -> list[Problem]:
+def _never_trained(stages: Sequence[Sequence[Decision]]) -> list[Decision]:
+    """Decisions of the block about tensors that train neither there nor in a phase."""
+    return [entries[0] for entries in zip(*stages, strict=True) if not any(entry.trains for entry in entries)]
+
+
+def _frozen_new(stages: Sequence[Sequence[Decision]], rules: FreezeRules) -> list[Problem]:
     if rules.allow_frozen_new:
         return []
-    frozen = [decision for decision in decisions if decision.kind == "new" and not decision.trains]
+    frozen = [decision for decision in _never_trained(stages) if decision.kind == "new"]
     if not frozen:
         return []
     names = ", ".join(decision.path for decision in frozen[:_MAX_NAMES])
@@ -266,13 +298,13 @@ def _nothing_trains(decisions: Sequence[Decision], rules: FreezeRules) -> Proble
 
 
 def _notes(
-    decisions: Sequence[Decision],
+    stages: Sequence[Sequence[Decision]],
     rules: FreezeRules,
-    tree: ModuleTree,
     adapters: AdapterTargets | None,
     chosen: Sequence[tuple[Selector, Selection]],
 ) -> Iterable[str]:
-    thawed = [decision.path for decision in decisions if decision.note]
+    decisions = stages[0]
+    thawed = [entries[0].path for entries in zip(*stages, strict=True) if any(entry.note for entry in entries)]
     if thawed:
         yield f"thawed although the model built it frozen: {shorten_names(thawed, _MAX_NAMES)}"
     tied = [decision for decision in decisions if decision.aliases]
@@ -282,7 +314,7 @@ def _notes(
     for selector, selection in chosen:
         if not selection.matches:
             yield f"optional selector {selector} ({selector.origin.short}) matches nothing here"
-    new_frozen = [decision.path for decision in decisions if decision.kind == "new" and not decision.trains]
+    new_frozen = [decision.path for decision in _never_trained(stages) if decision.kind == "new"]
     if new_frozen:
         yield f"new but frozen (allow_frozen_new), kept in every checkpoint: {shorten_names(new_frozen, _MAX_NAMES)}"
     if rules.frozen_mode == "train":

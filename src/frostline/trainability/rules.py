@@ -10,8 +10,9 @@ from typing import Any
 from frostline.config.origin import Origin, Origins
 from frostline.errors import ConfigError, Problem, SelectorError
 from frostline.selectors import Selector, parse_selectors
+from frostline.trainability.phase_rules import PhaseRules, parse_phases
 
-_KEYS = ("freeze_modules", "unfreeze_modules", "frozen_mode", "allow_frozen_new")
+_KEYS = ("freeze_modules", "unfreeze_modules", "frozen_mode", "allow_frozen_new", "phases")
 _ELSEWHERE = {
     "freeze_embeddings": 'freeze_modules: ["embed_tokens"] (or the name of the embedding in this model)',
     "freeze_backbone": "freeze_modules: [NAME_OF_THE_BACKBONE]",
@@ -20,7 +21,6 @@ _ELSEWHERE = {
     "freeze_audio_tower": 'freeze_modules: ["audio*"] (or the name of the tower in this model)',
     "freeze_language_model": 'freeze_modules: ["language_model"] (or its name in this model)',
     "unfrozen_parameters": 'unfreeze_modules: [{param: "PATTERN"}]',
-    "phases": "one set for the whole run; phases are not supported yet",
 }
 
 
@@ -32,12 +32,14 @@ class FreezeRules:
         freeze, unfreeze: selectors in the order written.
         frozen_mode: `eval` keeps wholly frozen subtrees in evaluation mode, `train` lets them follow the model.
         allow_frozen_new: freezing a parameter that the base files do not hold is meant.
+        phases: what changes later, in order.
     """
 
     freeze: tuple[Selector, ...] = ()
     unfreeze: tuple[Selector, ...] = ()
     frozen_mode: str = "eval"
     allow_frozen_new: bool = False
+    phases: tuple[PhaseRules, ...] = ()
     origin: Origin = field(default_factory=Origin, compare=False)
 
 
@@ -70,6 +72,11 @@ def parse_freeze_config(config: Mapping[str, Any] | None, origins: Origins | Non
             except SelectorError as error:
                 problems.extend(error.problems)
                 num_malformed += len(error.problems)
+    phases: tuple[PhaseRules, ...] = ()
+    if "phases" in config:
+        phases, faults, malformed = parse_phases(config["phases"], origins.below("phases"))
+        problems += faults
+        num_malformed += malformed
     mode = config.get("frozen_mode", "eval")
     if mode not in ("eval", "train"):
         problems.append(
@@ -88,7 +95,7 @@ def parse_freeze_config(config: Mapping[str, Any] | None, origins: Origins | Non
     if problems:
         raise (SelectorError if len(problems) == num_malformed else ConfigError).from_problems(problems)
     return FreezeRules(
-        lists.get("freeze_modules", ()), lists.get("unfreeze_modules", ()), str(mode), bool(allow), origins.at()
+        lists.get("freeze_modules", ()), lists.get("unfreeze_modules", ()), str(mode), bool(allow), phases, origins.at()
     )
 
 
