@@ -47,6 +47,13 @@ def check_selectors(data: dict[str, Any], origins: Origins) -> list[Problem]:
             for key, also in (("freeze_modules", OF_FROZEN), ("unfreeze_modules", OF_TRAINED))
             if key in freeze
         ]
+        phases = freeze.get("phases")
+        places += [
+            (phase[key], origins.below("freeze_config", "phases", index, key))
+            for index, phase in enumerate(phases if isinstance(phases, list) else [])
+            for key in ("freeze_modules", "unfreeze_modules")
+            if isinstance(phase, dict) and key in phase
+        ]
     peft = data.get("peft")
     if isinstance(peft, dict):
         places += [

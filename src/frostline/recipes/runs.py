@@ -91,6 +91,7 @@ def plan_run(loaded: LoadedConfig, *, encode: bool = True, say: Say = lambda lin
         new=meta.new,
         origins=loaded.origins,
     )
+    plan = _with_steps(plan, loaded, assembly)
     return PlannedRun(loaded, assembly, meta, plan, _facts(loaded, assembly, meta, plan))
 
 
@@ -173,7 +174,8 @@ def train_run(
             possible="\n".join(planned.plan.diff(plan)[:8]),
             fix="report this model: its structure depends on its weights",
         )
-    require_no_extra_state(held.model, plan)  # before the training that could not be saved
+    plan = _with_steps(plan, loaded, assembly)
+    require_no_extra_state(held.model, plan.in_phase(len(plan.phases)))  # before training what could not be saved
     assembly.recipe.check_model(held.model, loaded.origins.at("model", "name_or_path"))
     with RunFolder.open(folder or loaded.run_folder, mode) as run:
         try:
@@ -275,6 +277,13 @@ def shorten(loaded: LoadedConfig) -> LoadedConfig:
     )
 
 
+def _with_steps(plan: TrainabilityPlan, loaded: LoadedConfig, assembly: Assembly) -> TrainabilityPlan:
+    """`plan` with the steps at which its phases begin, which must lie inside the run."""
+    assert assembly.data is not None
+    steps_per_epoch = math.ceil(len(assembly.data.train) / loaded.config.training.batch_size)
+    return plan.place_phases(steps_per_epoch, _num_steps(loaded, assembly.data))
+
+
 def _num_steps(loaded: LoadedConfig, data: PreparedData) -> int:
     training = loaded.config.training
     return num_steps(len(data.train), training.batch_size, epochs=training.epochs, max_steps=training.max_steps)
@@ -284,9 +293,8 @@ def _facts(loaded: LoadedConfig, assembly: Assembly, meta: MetaModel, plan: Trai
     config, data = loaded.config, assembly.data
     assert data is not None
     steps = _num_steps(loaded, data)
-    build_schedule(
-        config.schedule, total_steps=steps, origins=loaded.origins
-    )  # a warm-up that does not fit is said now
+    # A warm-up that does not fit is said now.
+    build_schedule(config.schedule, total_steps=steps, phases=plan.phases, origins=loaded.origins)
     length = _length(loaded, len(data.train), steps)
     facts = {
         "optimizer": _OPTIMIZERS.get(config.optimizer.name, config.optimizer.name),
@@ -336,8 +344,9 @@ def _loads_in(assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan, loade
         new=meta.new,
         origins=loaded.origins,
     )
+    plan = plan.in_phase(len(plan.phases))  # when all has trained that ever does
     layout = plan_layout(meta.model, plan, task_type=assembly.task_type)
-    in_full = [path for path in plan.trainable if plan.decisions[path].kind != "adapter"]
+    in_full = [path for path in plan.kept if plan.decisions[path].kind != "adapter"]
     peft = f"peft without {len(layout.inexpressible)} tensors" if layout.inexpressible else "peft"
     if any(note.startswith(OTHERWISE) for note in layout.notes):
         peft = "peft no (shared modules are adapted)"

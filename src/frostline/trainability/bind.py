@@ -103,7 +103,7 @@ def _decide_added(plan: TrainabilityPlan, tree: ModuleTree, added: Sequence[int]
         verdicts[index] = _decision(ref, ref.requires_grad and not plan.peft, Rule("baseline", f"added by {step}"))
     if not added:
         return verdicts
-    for selectors, trains in ((plan.rules.freeze, False), (plan.rules.unfreeze, True)):
+    for selectors, trains in plan.overlays:
         for selector in selectors:
             chosen = selector.select(tree).params
             rule = rule_of(selector, trains=trains)

@@ -22,25 +22,34 @@ if TYPE_CHECKING:
 class FrozenPart:
     """The frozen parameters of `model`, and the persistent buffers of wholly frozen subtrees, as they are now.
 
+    Args:
+        before: of the phase before, found unchanged: what was frozen then already is compared with its bits of then.
+
     Attributes:
-        digest: hex digest of the frozen parameters' paths and bits; another process that loads the same has the same.
+        digest: hex digest of the paths and bits of the parameters that never train, in whichever phase; another process
+            that loads the same has the same.
     """
 
-    def __init__(self, model: nn.Module, plan: TrainabilityPlan) -> None:
+    def __init__(self, model: nn.Module, plan: TrainabilityPlan, before: FrozenPart | None = None) -> None:
         self._model, self._plan = model, plan
         still = self._tensors()
-        self._bits = {name: tensor_digest(tensor) for name, tensor in still.items()}
+        known = before._bits if before is not None else {}
+        self._bits = {name: known.get(name) or tensor_digest(tensor) for name, tensor in still.items()}
         self._sums = _checksums(still)
         # Taken here and not before the step: a forward pass moves normalization statistics too.
         self._versions = {name: (tensor, tensor._version) for name, tensor in still.items()}
         # Parameters alone: a buffer may be computed anew at each start, with other rounding on another machine.
-        lines = sorted(f"{path}\t{self._bits[path]}" for path in plan.frozen if path in self._bits)
+        lines = sorted(f"{path}\t{self._bits[path]}" for path in plan.never_trained if path in self._bits)
         self.digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
-    def __str__(self) -> str:
-        num_params = len(self._plan.frozen)
-        num_buffers = len(self._bits) - num_params
-        return f"{num_params} tensors" + (f" and {num_buffers} buffers" if num_buffers else "")
+    def describe(self) -> str:
+        """What is bit-identical to what, if nothing has changed."""
+        settled = [path for path in self._plan.frozen if self._plan.has_trained(path)]
+        num_params = len(self._plan.frozen) - len(settled)
+        num_buffers = len(self._bits) - len(self._plan.frozen)
+        text = f"{num_params} tensors" + (f" and {num_buffers} buffers" if num_buffers else "")
+        text += " bit-identical to what was loaded"
+        return text + (f", {len(settled)} to what they were when a phase froze them" if settled else "")
 
     def written(self) -> list[str]:
         """Names of what was written to and changed since, as far as torch counts writes."""

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from frostline.trainability.decision import Decision
 from frostline.trainability.rows import ModuleRow
 
 
-def find_frozen_roots(modules: Sequence[ModuleRow], decisions: Iterable[Decision], frozen_mode: str) -> tuple[str, ...]:
+def find_frozen_roots(
+    modules: Sequence[ModuleRow],
+    decisions: Iterable[Decision],
+    frozen_mode: str,
+    trained: Collection[str] | None = None,
+) -> tuple[str, ...]:
     """Paths of the maximal subtrees that hold parameters of which none trains, and that are to stay still.
 
     Args:
         frozen_mode: mode of the modules of which no selector says another.
+        trained: paths that count as trained; None for those that the decisions let train.
     """
-    frozen = _frozen_modules(modules, decisions)
+    frozen = _frozen_modules(modules, decisions, trained)
     # Number of modules before each index that are to follow the model, so that a subtree is judged in one step.
     following = [0] * (len(modules) + 1)
     for index, row in enumerate(modules):
@@ -31,15 +37,18 @@ def find_frozen_roots(modules: Sequence[ModuleRow], decisions: Iterable[Decision
     return tuple(roots)
 
 
-def _frozen_modules(modules: Sequence[ModuleRow], decisions: Iterable[Decision]) -> bytearray:
+def _frozen_modules(
+    modules: Sequence[ModuleRow], decisions: Iterable[Decision], paths: Collection[str] | None
+) -> bytearray:
     """Mask: inside a subtree with parameters of which none trains. A dropout there is frozen, elsewhere it is not."""
     total, trained = [0] * (len(modules) + 1), [0] * (len(modules) + 1)
     owner_of = {row.path: index for index, row in enumerate(modules)}
     for entry in decisions:
+        trains = entry.trains if paths is None else entry.path in paths
         for name in (entry.path, *entry.aliases):
             owner = _owner(name, owner_of)
             total[owner + 1] += 1
-            trained[owner + 1] += int(entry.trains or entry.kind == "adapter")
+            trained[owner + 1] += int(trains or entry.kind == "adapter")
     for index in range(len(modules)):
         total[index + 1] += total[index]
         trained[index + 1] += trained[index]

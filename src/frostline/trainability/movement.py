@@ -103,7 +103,7 @@ def rates_of(optimizer: torch.optim.Optimizer | None) -> dict[int, tuple[float, 
     """Learning rate now, and at most where that is known, by id of the parameter."""
     rates: dict[int, tuple[float, float | None]] = {}
     for group in optimizer.param_groups if optimizer is not None else ():
-        peak = group.get("initial_lr")
+        peak = group.get("max_lr", group.get("initial_lr"))
         own = float(group["lr"]), None if peak is None else float(peak)
         rates.update((id(param), own) for param in group["params"])
     return rates

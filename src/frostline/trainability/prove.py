@@ -32,16 +32,18 @@ _MAX_NAMES = 8
 
 @dataclass
 class Prover:
-    """Checks one run. Use in this order:
+    """Checks one run, or one phase of it. Use in this order:
 
         prover = Prover(model, plan)                     # before the first step: remembers what is frozen
         prover.before_step(step, lr, optimizer)          # after backward, before the optimizer
         prover.after_step()                              # after the optimizer, before its zero_grad
         prover.evaluation_begin(); prover.evaluation_end()   # around the first evaluation batch
         prover.before_save()                             # before a checkpoint is written while the run goes on
+        prover = prover.next_phase(plan)                 # where another phase comes into force, after `enter_phase`
         prover.final_check()                             # at the end, before the last checkpoint: one line for the log
 
     Attributes:
+        watched: paths whose first steps are to be proven; None for all that trains.
         watching: whether further steps have to be reported.
         remarks: what was seen and is not an error, such as tensors whose gradient was exactly zero.
     """
@@ -50,10 +52,13 @@ class Prover:
     plan: TrainabilityPlan
     watching: bool = True
     remarks: list[str] = field(default_factory=list[str])
+    watched: tuple[str, ...] | None = None
+    frozen_before: FrozenPart | None = None
 
     def __post_init__(self) -> None:
         self._params = dict(canonical_named_parameters(self.model, unique=True))
-        self._frozen = FrozenPart(self.model, self.plan)
+        self._frozen = FrozenPart(self.model, self.plan, self.frozen_before)
+        self._watched = self.plan.trainable if self.watched is None else self.watched
         self._movement: MovementWatch | None = None
         self._rates: tuple[float, torch.optim.Optimizer | None] = (0.0, None)
         self._pending: set[str] | None = None  # trained tensors whose gradient was exactly zero so far
@@ -85,7 +90,7 @@ class Prover:
             self._drop_hooks()
             self._movement = MovementWatch(self._params, self._modules())
         self._rates = (lr, optimizer)
-        looked_at = self.plan.trainable if self._pending is None else sorted(self._pending)
+        looked_at = self._watched if self._pending is None else sorted(self._pending)
         missing, infinite, zero = self._sort_gradients(looked_at)
         if missing:
             raise TrainingError.from_problems([_no_gradient(missing, step)])
@@ -151,7 +156,7 @@ class Prover:
 
     def _modules(self) -> dict[str, list[str]]:
         by_module: dict[str, list[str]] = {}
-        for path in self.plan.trainable:
+        for path in self._watched:
             by_module.setdefault(_module_of(path, self.plan), []).append(path)
         return by_module
 
@@ -259,6 +264,26 @@ class Prover:
         """
         self._drop_hooks()
         self._refuse_moved(self._frozen.changed(), "the end of training, before its last checkpoint")
+        self._remark_on_still()
+        return f"frozen part: {self._frozen.describe()}"
+
+    def next_phase(self, plan: TrainabilityPlan) -> Prover:
+        """Close this phase, and go on with one that watches what starts to train and keeps still what freezes.
+
+        Call it when `plan` is in force and no step has been taken in it; nothing of this prover is of use afterwards.
+
+        Raises:
+            PlanMismatchError: a frozen tensor changed.
+        """
+        self._drop_hooks()
+        self._refuse_moved(self._frozen.changed(), f"the end of phase {self.plan.phase}")
+        self._remark_on_still()
+        before = set(self.plan.trainable)
+        unproven = self._pending if self._watched_steps else set(self._watched)
+        watched = tuple(path for path in plan.trainable if path not in before or path in (unproven or ()))
+        return Prover(self.model, plan, remarks=self.remarks, watched=watched, frozen_before=self._frozen)
+
+    def _remark_on_still(self) -> None:
         if self._movement is not None and self._movement.still:
             self._movement.look()
             if self._movement.still:
@@ -267,7 +292,6 @@ class Prover:
                     f"{still} did not move: each step was below the spacing of its numbers "
                     "(a higher learning rate, or float32)"
                 )
-        return f"frozen part: {self._frozen} bit-identical to what was loaded"
 
     def _refuse_moved(self, moved: list[str], where: str) -> None:
         if moved:

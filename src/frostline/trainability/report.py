@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from frostline.trainability.decision import Decision, Rule
+from frostline.trainability.phase_lines import phase_lines
 
 if TYPE_CHECKING:
     from frostline.trainability.plan import TrainabilityPlan
@@ -73,6 +74,7 @@ def render_plan(plan: TrainabilityPlan, facts: Mapping[str, str], *, width: int)
     lines.append("")
     labels = {key: "note" if key.startswith("note ") else key for key in summary}
     lines.extend(f"{labels[key]:<8} {text}" for key, text in summary.items())
+    lines.extend(f"{'phase':<8} {line}" for line in phase_lines(plan))
     lines.extend(f"{'note':<8} {note}" for note in plan.notes)
     lines.append(f"{'plan':<8} {plan.digest[:8]}")
     return "\n".join(lines)

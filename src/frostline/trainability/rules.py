@@ -14,14 +14,14 @@ from frostline.errors import ConfigError, Problem, SelectorError
 from frostline.selectors import OF_FROZEN, OF_TRAINED, Selector, parse_selectors
 from frostline.trainability.decision import Rule
 from frostline.trainability.legacy import LEGACY_KEYS, LegacyBlock, is_legacy
+from frostline.trainability.phase_rules import PhaseRules, parse_phases
 
-_KEYS = ("freeze_modules", "unfreeze_modules", "frozen_mode", "allow_frozen_new")
+_KEYS = ("freeze_modules", "unfreeze_modules", "frozen_mode", "allow_frozen_new", "phases")
 _ELSEWHERE = {
     "freeze_embeddings": 'freeze_modules: ["embed_tokens"] (or the name of the embedding in this model)',
     "freeze_backbone": "freeze_modules: [NAME_OF_THE_BACKBONE]",
     "freeze_lm_head": 'freeze_modules: ["lm_head"] (or the name of the head in this model)',
     "unfrozen_parameters": 'unfreeze_modules: [{param: "PATTERN"}]',
-    "phases": "one set for the whole run; phases are not supported yet",
 }
 
 
@@ -34,6 +34,7 @@ class FreezeRules:
         frozen_mode: `eval` keeps wholly frozen subtrees in evaluation mode, `train` lets them follow the model.
         allow_frozen_new: freezing a parameter that the base files do not hold is meant.
         legacy: its legacy keys; a block that is not there has none, and none that is implied.
+        phases: what changes later, in order.
     """
 
     freeze: tuple[Selector, ...] = ()
@@ -41,6 +42,7 @@ class FreezeRules:
     frozen_mode: str = "eval"
     allow_frozen_new: bool = False
     legacy: LegacyBlock = field(default_factory=LegacyBlock)
+    phases: tuple[PhaseRules, ...] = ()
     origin: Origin = field(default_factory=Origin, compare=False)
 
 
@@ -82,6 +84,11 @@ def parse_freeze_config(config: Mapping[str, Any] | None, origins: Origins | Non
             except SelectorError as error:
                 problems.extend(error.problems)
                 num_malformed += len(error.problems)
+    phases: tuple[PhaseRules, ...] = ()
+    if "phases" in config:
+        phases, faults, malformed = parse_phases(config["phases"], origins.below("phases"))
+        problems += faults
+        num_malformed += malformed
     mode = config.get("frozen_mode", "eval")
     if mode not in ("eval", "train"):
         problems.append(
@@ -106,15 +113,16 @@ def parse_freeze_config(config: Mapping[str, Any] | None, origins: Origins | Non
         str(mode),
         bool(allow),
         legacy,
+        phases,
         origins.at(),
     )
 
 
-def rule_of(selector: Selector, *, trains: bool) -> Rule:
-    """The rule that a selector of `freeze` or `unfreeze` is, for the parameters that it decides."""
+def rule_of(selector: Selector, *, trains: bool, when: str = "") -> Rule:
+    """The rule that a selector of `freeze` or `unfreeze` is, for the parameters that it decides (from `when` on)."""
     kind = "unfreeze" if trains else "freeze"
     text = str(selector) if is_legacy(selector) else f"{kind}_modules {selector}"
-    return Rule(kind, text, selector.origin, selector.selects_params)
+    return Rule(kind, text + when, selector.origin, selector.selects_params)
 
 
 def _unknown_key(key: str, value: Any, origins: Origins) -> Problem:

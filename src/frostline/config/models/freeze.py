@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from frostline.config.models.phases import PhaseConfig, as_tuple, order_faults
 from frostline.config.models.selection import RawSelectors, selector_faults
 from frostline.config.section import Fault, Section
 from frostline.config.wording import show
@@ -52,9 +53,13 @@ class FreezeConfig(Section):
     freeze_video_embedder: bool | None = Field(
         default=None, description=_LEGACY + "Freezes patch_generator.video_embedder."
     )
+    phases: Annotated[tuple[PhaseConfig, ...], BeforeValidator(as_tuple)] = Field(
+        default=(), description="What trains from later steps on; each phase is overlaid on the one before."
+    )
 
     @classmethod
     def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:
+        yield from order_faults(given.get("phases"))
         for name in ("freeze_modules", "unfreeze_modules"):
             if name in given:
                 yield from selector_faults(name, given[name])
