@@ -6,6 +6,8 @@ Knows nothing of how adapters compute: it sees their parameters as entries of th
 """
 
 from frostline.trainability.decision import Decision, Rule
+from frostline.trainability.difference import Difference, diff_plans, fold_differences
+from frostline.trainability.forecast import Forecast
 from frostline.trainability.mode import hold_in_eval, set_training_mode
 from frostline.trainability.plan import TrainabilityPlan, attach_plan, built_flags, detach_plan, plan_of
 from frostline.trainability.prove import Prover
@@ -15,6 +17,8 @@ from frostline.trainability.rules import FreezeRules, parse_freeze_config
 __all__ = [
     "AdapterTargets",
     "Decision",
+    "Difference",
+    "Forecast",
     "FreezeRules",
     "Prover",
     "Reach",
@@ -23,6 +27,8 @@ __all__ = [
     "attach_plan",
     "built_flags",
     "detach_plan",
+    "diff_plans",
+    "fold_differences",
     "hold_in_eval",
     "parse_freeze_config",
     "plan_of",
