@@ -122,27 +122,26 @@ def fold(plan: TrainabilityPlan) -> Part:
     rows = [row for row in plan.modules if not row.is_adapter]
     position = {row.path: index for index, row in enumerate(rows)}
     entries: list[list[Entry]] = [[] for _ in rows]
+    interned = _Entries()
     for decision in plan.decisions.values():
-        for name in (decision.path, *decision.aliases):
-            owner, below = _owner(name, position)
-            same_as = "" if name == decision.path else decision.path
-            entries[owner].append(Entry(below, decision, same_as, _ties(name, decision)))
+        owner, name = _owner(decision.path, position)
+        entries[owner].append(interned.get(name, decision))
+        for alias in decision.aliases:
+            owner, name = _owner(alias, position)
+            entries[owner].append(interned.get(name, decision, alias))
     children: list[list[tuple[str, Part]]] = [[] for _ in rows]
     known: dict[object, Part] = {}
-    rules: dict[int, int] = {}
-    numbers: dict[Rule, int] = {}
     part = Part("", (), ())
     for index in range(len(rows) - 1, -1, -1):  # preorder backwards: children come before their parent
-        row = rows[index]
+        row, own = rows[index], entries[index]
         groups = _grouped(children[index])
         key = (
             row.type_name,
-            tuple(_key(entry, rules, numbers) for entry in entries[index]),
-            tuple((group.names, id(group.part)) for group in groups),
+            tuple([id(entry) for entry in own]),
+            tuple([(group.names, id(group.part)) for group in groups]),
         )
-        part = known.get(key)
-        if part is None:
-            part = known[key] = Part(row.type_name, tuple(entries[index]), groups)
+        found = known.get(key)
+        part = known[key] = Part(row.type_name, tuple(own), groups) if found is None else found
         children[index] = []
         if row.path:
             above, name = _owner(row.path, position)
@@ -178,8 +177,6 @@ def _owner(path: str, position: Mapping[str, int]) -> tuple[int, str]:
 
 def _ties(name: str, decision: Decision) -> tuple[tuple[int, str], ...]:
     """Relative, so that blocks that are tied in the same way are equal."""
-    if not decision.aliases:
-        return ()
     here = name.split(".")
     found: list[tuple[int, str]] = []
     for other in (decision.path, *decision.aliases):
@@ -192,24 +189,28 @@ def _ties(name: str, decision: Decision) -> tuple[tuple[int, str], ...]:
     return tuple(found)
 
 
-def _key(entry: Entry, rules: dict[int, int], numbers: dict[Rule, int]) -> object:
-    decision = entry.decision
-    rule = rules.get(id(decision.rule))
-    if rule is None:  # hashing a rule is slow, and most parameters share a few
-        rule = rules[id(decision.rule)] = numbers.setdefault(decision.rule, len(numbers))
-    return (
-        entry.name,
-        decision.shape,
-        decision.dtype,
-        decision.trains,
-        rule,
-        decision.kind,
-        decision.note,
-        decision.conditional,
-        decision.rows,
-        bool(entry.same_as),
-        entry.ties,
-    )
+class _Entries:
+    """Makes entries, equal ones once: what two parameters differ in but the path of their module."""
+
+    def __init__(self) -> None:
+        self._entries: dict[object, Entry] = {}
+        self._rule_numbers: dict[int, int] = {}
+        self._rules: dict[Rule, int] = {}
+
+    def get(self, name: str, decision: Decision, alias: str = "") -> Entry:
+        """The entry of `decision` at its own path, or at `alias`, called `name` below its module."""
+        rule = self._rule_numbers.get(id(decision.rule))
+        if rule is None:  # hashing a rule is slow, and most parameters share a few
+            rule = self._rule_numbers[id(decision.rule)] = self._rules.setdefault(decision.rule, len(self._rules))
+        ties = _ties(alias or decision.path, decision) if decision.aliases else ()
+        key = (
+            *(name, decision.shape, decision.dtype, decision.trains, rule, decision.kind, decision.note),
+            *(decision.conditional, decision.rows, bool(alias), ties),
+        )
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = Entry(name, decision, decision.path if alias else "", ties)
+        return entry
 
 
 def _grouped(children: list[tuple[str, Part]]) -> tuple[Group, ...]:

@@ -91,9 +91,17 @@ class Forecast:
         }
 
     def describe(self, optimizer: str) -> str:
-        """`weights 91.2 MB, gradients 0.3 MB, AdamW 0.6 MB`."""
+        """`weights 91.2 MB, gradients 0.3 MB, AdamW 0.6 MB`; on several devices with the adapters and the total."""
         parts = {"weights": self.weights, "gradients": self.gradients, optimizer: self.optimizer_state}
-        return ", ".join(f"{name} {count / 1e6:,.1f} MB" for name, count in parts.items())
+        words = {name: f"{name} {count / 1e6:,.1f} MB" for name, count in parts.items()}
+        if self.num_devices == 1:
+            return ", ".join(words.values())
+        if self.adapters:
+            words["weights"] += f" (adapters {self.adapters / 1e6:,.1f} MB)"
+        kinds = {"DDP": self.dp_replicate_size, "FSDP2": self.dp_shard_size, "TP": self.tp_size}
+        group = ", ".join(f"{kind} {size}" for kind, size in kinds.items() if size > 1)
+        total = f"{self.total / 1e6:,.1f} MB"
+        return f"{', '.join(words.values())}: {total} on each of {self.num_devices} devices ({group})"
 
 
 def forecast_plan(
@@ -120,24 +128,26 @@ def forecast_plan(
     converted = trained_as or {}
     totals: Counter[str] = Counter()
     placements: dict[str, str] = {}
+    alike: Counter[tuple[tuple[int, ...], str, bool, str, int | None]] = Counter()
     for decision in plan.decisions.values():
-        placement, dim = split.place(decision)
+        dim = None
         if tp_size > 1:
-            placements[decision.path] = placement
-        shape = list(decision.shape)
+            placements[decision.path], dim = split.place(decision)
+        alike[decision.shape, decision.dtype, decision.trains, decision.kind, dim] += 1
+    for (global_shape, dtype, trains, kind, dim), count in alike.items():
+        shape = list(global_shape)
         if dim is not None:
             shape[dim] //= tp_size
         if shape:  # FSDP2 splits the first dim into equal shards; the last ones are padded to the size of the first
             shape[0] = -(-shape[0] // dp_shard_size)
-        dtype = converted.get(decision.dtype, decision.dtype) if decision.trains else decision.dtype
-        itemsize = _itemsize(dtype)
-        num_bytes = math.prod(shape) * itemsize
+        itemsize = _itemsize(converted.get(dtype, dtype) if trains else dtype)
+        num_bytes = math.prod(shape) * itemsize * count
         totals["weights"] += num_bytes
-        if decision.kind == "adapter":
+        if kind == "adapter":
             totals["adapters"] += num_bytes
-        if decision.trains:
+        if trains:
             totals["gradients"] += num_bytes
-            totals["state"] += _state_bytes(optimizer, momentum, shape, itemsize)
+            totals["state"] += _state_bytes(optimizer, momentum, shape, itemsize) * count
     return Forecast(
         dp_replicate_size,
         dp_shard_size,
@@ -157,7 +167,7 @@ class _TensorParallel:
 
     def __init__(self, plan: TrainabilityPlan, size: int, styles: Mapping[str, str] | None) -> None:
         self.plan, self.size, self.styles = plan, size, styles
-        self.types = {row.path: row.type_name for row in plan.modules} if size > 1 else {}
+        self.types = {row.path: row.type_name for row in plan.modules if not row.is_adapter} if size > 1 else {}
         self.uneven: list[str] = []
 
     def place(self, decision: Decision) -> tuple[str, int | None]:
@@ -166,9 +176,7 @@ class _TensorParallel:
             return REPLICATED, None
         path = decision.path.rpartition(".")[0]
         if decision.kind == "adapter":
-            while path and path not in self.types:
-                path = path.rpartition(".")[0]
-            while path and f"{path}.weight" not in self.plan.decisions:  # injected parts are modules too
+            while path and path not in self.types:  # up to the module that is adapted
                 path = path.rpartition(".")[0]
         base = self.plan.decisions.get(f"{path}.weight" if path else "weight")
         style = self._style(path, base)
@@ -219,7 +227,9 @@ def _notes(
     found: list[str] = []
     changed = {plan.decisions[path].dtype for path in plan.trainable} & converted.keys()
     for name in sorted(changed):
-        found.append(f"{name} parameters that train are kept in {converted[name]}, with gradients and state to match")
+        found.append(
+            f"{name} parameters that train are kept in {converted[name]} (master weights), gradients and optimizer state too"
+        )
     if placements:
         counts = Counter(placements.values())
         source = "the model's own plan" if split.styles is not None else "the rule of pairs"

@@ -52,11 +52,7 @@ def memory_lines(memory: Forecast, devices: Forecast | None, optimizer: str) -> 
     """The lines on bytes: of one device, and of each device of a group where one is asked for."""
     lines = {"memory": memory.describe(optimizer)}
     if devices is not None:
-        words = {"DDP x": devices.dp_replicate_size, "FSDP2 x": devices.dp_shard_size, "TP x": devices.tp_size}
-        group = " and ".join(f"{word} {size}" for word, size in words.items() if size > 1) or "alone"
-        lines["device"] = (
-            f"{devices.describe(optimizer)} = {devices.total / 1e6:,.1f} MB on each of {devices.num_devices} ({group})"
-        )
+        lines["device"] = devices.describe(optimizer)
     return lines
 
 

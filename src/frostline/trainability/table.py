@@ -78,7 +78,9 @@ class _Table:
             return
         all_of_them = place.times * count
         self.rows.append(
-            TableRow(label, sums.base * all_of_them, sums.base_trained * all_of_them, "several rules, below", place.indent)
+            TableRow(
+                label, sums.base * all_of_them, sums.base_trained * all_of_them, "several rules, below", place.indent
+            )
         )
         self.emit(group.part, "", place.inside(count))
 
@@ -106,7 +108,12 @@ class _Table:
             self.rows.append(TableRow(label, None, 0, "", place.indent))
             return
         row = TableRow(
-            label, sums.base * times, sums.base_trained * times, _rules(sums, times), place.indent, sums.kinds == {"new"}
+            label,
+            sums.base * times,
+            sums.base_trained * times,
+            _rules(sums, times),
+            place.indent,
+            sums.kinds == {"new"},
         )
         self.rows.append(row)
 
