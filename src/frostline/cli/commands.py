@@ -34,19 +34,38 @@ def import_lightly() -> None:
     for_planning_only()
 
 
-def plan(config: Path, overrides: Sequence[str], *, diff: Path | None, num_examples: int | None, as_json: bool) -> None:
+def plan(
+    config: Path,
+    overrides: Sequence[str],
+    *,
+    diff: Path | None,
+    num_examples: int | None,
+    as_json: bool,
+    html: Path | None,
+    devices: str | None,
+) -> None:
     """`frostline plan`."""
-    _require_compatible(diff=diff is not None, json=as_json, data=num_examples is not None)
+    from frostline.cli import plan as planning
+
+    flags = {"diff": diff is not None, "json": as_json, "data": num_examples is not None, "html": html is not None}
+    _require_compatible(**flags, devices=devices is not None)
+    sizes = planning.parse_devices(devices) if devices is not None else None
+    if html is not None:
+        planning.require_page(html)
     planned = runs.plan_run(read_config(config, overrides), encode=num_examples is not None, say=say)
     if diff is not None:
-        other = runs.plan_run(read_config(diff, overrides), encode=False, say=say)
-        lines = planned.plan.diff(other.plan)
-        print("\n".join(lines) if lines else f"the same parameters train ({planned.plan.digest[:8]})")
+        other = planning.other_plan(diff, overrides, say)
+        print(planning.comparison(planned.plan.to_json(), other, as_json=as_json))
         return
+    forecast = planned.forecast(**sizes) if sizes is not None else None
     if as_json:
-        print(json.dumps({**planned.plan.to_json(), "facts": dict(planned.facts)}, indent=1))
+        print(planning.as_json(planned, forecast))
         return
-    print(planned.render(width=_width()))
+    if html is not None:
+        planning.write_page(planned, forecast, html)
+        say(f"the plan is in {html}")
+        return
+    print(planned.render(width=_width(), devices=forecast))
     if num_examples is not None:
         assert planned.assembly.data is not None
         print()
@@ -214,9 +233,12 @@ _CONTRADICTIONS = (
     ("resume", "overwrite"),
     ("smoke", "resume"),
     ("smoke", "overwrite"),
-    ("diff", "json"),
     ("diff", "data"),
+    ("diff", "html"),
+    ("diff", "devices"),
     ("json", "data"),
+    ("json", "html"),
+    ("html", "data"),
 )
 
 

@@ -42,17 +42,19 @@ def check_selectors(data: dict[str, Any], origins: Origins) -> list[Problem]:
     places: list[tuple[Any, Origins, frozenset[str]]] = []
     freeze = data.get("freeze_config")
     if isinstance(freeze, dict):
-        places += [
-            (freeze[key], origins.below("freeze_config", key), also)
-            for key, also in (("freeze_modules", OF_FROZEN), ("unfreeze_modules", OF_TRAINED))
-            if key in freeze
-        ]
         phases = freeze.get("phases")
+        blocks: list[tuple[Any, Origins]] = [
+            (freeze, origins.below("freeze_config")),
+            *(
+                (phase, origins.below("freeze_config", "phases", index))
+                for index, phase in enumerate(phases if isinstance(phases, list) else [])
+            ),
+        ]
         places += [
-            (phase[key], origins.below("freeze_config", "phases", index, key))
-            for index, phase in enumerate(phases if isinstance(phases, list) else [])
-            for key in ("freeze_modules", "unfreeze_modules")
-            if isinstance(phase, dict) and key in phase
+            (block[key], at.below(key), also)
+            for block, at in blocks
+            for key, also in (("freeze_modules", OF_FROZEN), ("unfreeze_modules", OF_TRAINED))
+            if isinstance(block, dict) and key in block
         ]
     peft = data.get("peft")
     if isinstance(peft, dict):

@@ -26,9 +26,11 @@ from frostline.recipes.assembly import Assembly, assemble
 from frostline.recipes.config_checks import read_config
 from frostline.recipes.resuming import CONFIG_FILE, require_nothing_lost, require_same_config
 from frostline.recipes.standing import describe_held_out
-from frostline.trainability import TrainabilityPlan
+from frostline.trainability import Forecast, TrainabilityPlan
+from frostline.trainability.backward import backward_reaches
 from frostline.training.batches import num_steps
 from frostline.training.best import require_metric
+from frostline.training.precision import trained_as
 from frostline.training.schedule import build_schedule
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class PlannedRun:
         meta: the model without weights.
         plan: what trains.
         facts: lines for the plan's screen that the model alone does not tell.
+        memory: bytes of weights, gradients and optimizer state on one device.
     """
 
     loaded: LoadedConfig
@@ -62,10 +65,25 @@ class PlannedRun:
     meta: MetaModel
     plan: TrainabilityPlan
     facts: Mapping[str, str]
+    memory: Forecast
 
-    def render(self, *, width: int = 110) -> str:
-        """The first screen: table, sums, data, steps, notes."""
-        return self.plan.render(self.facts, width=width)
+    def render(self, *, width: int = 110, devices: Forecast | None = None) -> str:
+        """The first screen: table, sums, data, steps, notes; with `devices` the bytes on each of a group."""
+        return self.plan.render(self.facts, width=width, memory=self.memory, devices=devices)
+
+    def forecast(self, *, dp_replicate_size: int = 1, dp_shard_size: int = 1, tp_size: int = 1) -> Forecast:
+        """Bytes on each device of a group, for this config's optimizer and number formats.
+
+        Tensor parallelism follows the plan that transformers has for the model, where it has one.
+        """
+        return _forecast(
+            self.loaded,
+            self.meta,
+            self.plan,
+            dp_replicate_size=dp_replicate_size,
+            dp_shard_size=dp_shard_size,
+            tp_size=tp_size,
+        )
 
 
 def plan_run(loaded: LoadedConfig, *, encode: bool = True, say: Say = lambda line: None) -> PlannedRun:
@@ -92,7 +110,8 @@ def plan_run(loaded: LoadedConfig, *, encode: bool = True, say: Say = lambda lin
         origins=loaded.origins,
     )
     plan = _with_steps(plan, loaded, assembly)
-    return PlannedRun(loaded, assembly, meta, plan, _facts(loaded, assembly, meta, plan))
+    memory = _forecast(loaded, meta, plan)
+    return PlannedRun(loaded, assembly, meta, plan, _facts(loaded, assembly, meta, plan), memory)
 
 
 def method_of(loaded: LoadedConfig) -> PEFT | None:
@@ -300,7 +319,7 @@ def _facts(loaded: LoadedConfig, assembly: Assembly, meta: MetaModel, plan: Trai
         "optimizer": _OPTIMIZERS.get(config.optimizer.name, config.optimizer.name),
         "data": data.summary,
         **({"labels": data.label_summary} if data.label_summary else {}),
-        "steps": f"{steps:,} = {length}, lr {config.learning_rate:g} {config.schedule.name}; {_backward(plan)}",
+        "steps": f"{steps:,} = {length}, lr {config.learning_rate:g} {config.schedule.name}; backward reaches {backward_reaches(plan)}",
         "loads in": _loads_in(assembly, meta, plan, loaded),
     }
     notes = [*meta.notes, *data.notes]
@@ -321,17 +340,22 @@ def _length(loaded: LoadedConfig, num_examples: int, steps: int) -> str:
     return product if abs(per_epoch * count - steps) < 1e-6 else f"{product}, rounded up"
 
 
-_OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "adagrad": "Adagrad", "rmsprop": "RMSprop"}
+_OPTIMIZERS = {
+    **{"adamw": "AdamW", "adam": "Adam", "nadam": "NAdam", "radam": "RAdam", "adamax": "Adamax", "sgd": "SGD"},
+    **{"rmsprop": "RMSprop", "adagrad": "Adagrad", "adadelta": "Adadelta", "adafactor": "Adafactor"},
+}
+_VLLM_MAX_RANK = 512  # the largest value that vLLM's --max-lora-rank takes
 
 
-def _backward(plan: TrainabilityPlan) -> str:
-    """Where backward stops: in definition order, which for layer stacks is the order of the forward pass."""
-    first = plan.trainable[0].rpartition(".")[0]
-    parts = first.split(".")
-    for index, part in enumerate(parts):
-        if part.isdecimal():
-            return f"backward reaches {'.'.join(parts[: index + 1])}"
-    return f"backward reaches {first or 'the root'}"
+def _forecast(loaded: LoadedConfig, meta: MetaModel, plan: TrainabilityPlan, **sizes: int) -> Forecast:
+    config = loaded.config
+    return plan.forecast(
+        **sizes,
+        optimizer=config.optimizer.name,
+        momentum=config.optimizer.momentum,
+        trained_as=trained_as(config.training),
+        tp_plan=getattr(meta.model, "_tp_plan", None) or None,  # transformers' own, by glob over module paths
+    )
 
 
 def _loads_in(assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan, loaded: LoadedConfig) -> str:
@@ -350,5 +374,11 @@ def _loads_in(assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan, loade
     peft = f"peft without {len(layout.inexpressible)} tensors" if layout.inexpressible else "peft"
     if any(note.startswith(OTHERWISE) for note in layout.notes):
         peft = "peft no (shared modules are adapted)"
-    vllm = "vLLM no (modules trained in full)" if in_full else "vLLM"
+    rank = int(layout.config["r"])
+    if in_full:
+        vllm = "vLLM no (modules trained in full)"
+    elif layout.inexpressible or rank > _VLLM_MAX_RANK:
+        vllm = "vLLM no " + (f"(rank above {_VLLM_MAX_RANK})" if rank > _VLLM_MAX_RANK else "(more than adapters)")
+    else:
+        vllm = "vLLM"
     return f"{peft}, transformers after merge; {vllm}"

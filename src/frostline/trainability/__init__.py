@@ -6,7 +6,9 @@ Knows nothing of how adapters compute: it sees their parameters as entries of th
 """
 
 from frostline.trainability.decision import Decision, Rule
+from frostline.trainability.difference import Difference, diff_plans, fold_differences
 from frostline.trainability.enter import enter_phase
+from frostline.trainability.forecast import Forecast
 from frostline.trainability.mode import hold_in_eval, set_training_mode
 from frostline.trainability.phase_lines import describe_phase, diff_phases, phases_to_json
 from frostline.trainability.phases import Phase
@@ -18,6 +20,8 @@ from frostline.trainability.rules import FreezeRules, parse_freeze_config
 __all__ = [
     "AdapterTargets",
     "Decision",
+    "Difference",
+    "Forecast",
     "FreezeRules",
     "Phase",
     "Prover",
@@ -29,7 +33,9 @@ __all__ = [
     "describe_phase",
     "detach_plan",
     "diff_phases",
+    "diff_plans",
     "enter_phase",
+    "fold_differences",
     "hold_in_eval",
     "parse_freeze_config",
     "phases_to_json",

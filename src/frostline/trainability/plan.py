@@ -18,6 +18,8 @@ from torch import nn
 from frostline.errors import PlanMismatchError
 from frostline.trainability.bind import bind_decisions
 from frostline.trainability.decision import Decision, Rule
+from frostline.trainability.difference import diff_plans
+from frostline.trainability.forecast import Forecast, forecast_plan
 from frostline.trainability.frozen_roots import find_frozen_roots
 from frostline.trainability.mode import hold_in_eval
 from frostline.trainability.phase_lines import phases_to_json
@@ -25,7 +27,7 @@ from frostline.trainability.phases import Phase, phase_at, place_phases
 from frostline.trainability.report import render_plan
 from frostline.trainability.rows import ModuleRow, module_rows
 from frostline.trainability.rules import FreezeRules
-from frostline.trainability.verify import diff_plans, verify_plan
+from frostline.trainability.verify import verify_plan
 from frostline.tree import ModuleTree, canonical_named_parameters, set_trainable, unwrap
 
 if TYPE_CHECKING:
@@ -269,11 +271,62 @@ class TrainabilityPlan:
 
     def diff(self, other: TrainabilityPlan) -> list[str]:
         """One line for each parameter that `other` decides differently, has in another shape, or does not have."""
-        return diff_plans(self.to_json(), other.to_json())
+        return [str(line) for line in diff_plans(self.to_json(), other.to_json())]
 
-    def render(self, facts: Mapping[str, str] | None = None, *, width: int = 110) -> str:
-        """The plan as a table for a terminal. `facts` adds lines that the model alone does not tell (data, steps)."""
-        return render_plan(self, facts or {}, width=width)
+    def forecast(
+        self,
+        *,
+        dp_replicate_size: int = 1,
+        dp_shard_size: int = 1,
+        tp_size: int = 1,
+        optimizer: str = "adamw",
+        momentum: float = 0.0,
+        trained_as: Mapping[str, str] | None = None,
+        tp_plan: Mapping[str, str] | None = None,
+    ) -> Forecast:
+        """Bytes of weights, gradients and optimizer state on the fullest device of a group.
+
+        FSDP2 splits every parameter along dim 0 into `dp_shard_size` shards, padded to the size of the first; DDP
+        (`dp_replicate_size`) splits nothing; tensor parallelism splits the two-dimensional weights of linears and
+        tables where `tp_size` divides them, and leaves the rest whole (`Forecast.placements` tells it path by path).
+
+        Args:
+            optimizer: a name of the config's `optimizer.name`; `momentum` is that of sgd and rmsprop.
+            trained_as: dtype of a parameter as loaded -> dtype that it trains in.
+            tp_plan: glob over module paths -> `colwise` or `rowwise`, as transformers models carry it. None takes the
+                rule of pairs: the second linear of a pair (`o_proj`, `down_proj`, ...) and tables by row, others by
+                column.
+
+        Raises:
+            ConfigError: a size below 1, or an optimizer that is not known.
+        """
+        return forecast_plan(
+            self,
+            dp_replicate_size=dp_replicate_size,
+            dp_shard_size=dp_shard_size,
+            tp_size=tp_size,
+            optimizer=optimizer,
+            momentum=momentum,
+            trained_as=trained_as,
+            tp_plan=tp_plan,
+        )
+
+    def render(
+        self,
+        facts: Mapping[str, str] | None = None,
+        *,
+        width: int = 110,
+        memory: Forecast | None = None,
+        devices: Forecast | None = None,
+    ) -> str:
+        """The plan as a table for a terminal.
+
+        Args:
+            facts: lines that the model alone does not tell (data, steps); `optimizer` names the optimizer as shown.
+            memory: bytes on one device; None is AdamW, with parameters in the dtype that they have.
+            devices: bytes on each device of a group, for a line of its own.
+        """
+        return render_plan(self, facts or {}, width=width, memory=memory or self.forecast(), devices=devices)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON-able data."""
@@ -293,6 +346,9 @@ class TrainabilityPlan:
                     "kind": entry.kind,
                     "shape": list(entry.shape),
                     "dtype": entry.dtype,
+                    **_place_of(entry),
+                    **({"conditional": True} if entry.conditional else {}),
+                    **({"rows": list(entry.rows)} if entry.rows is not None else {}),
                     **({"aliases": list(entry.aliases)} if entry.aliases else {}),
                     **({"note": entry.note} if entry.note else {}),
                 }
@@ -312,6 +368,15 @@ class TrainabilityPlan:
 
     def __repr__(self) -> str:
         return f"<TrainabilityPlan {self.digest[:8]}: {len(self.trainable)} of {len(self.decisions)} tensors train>"
+
+
+def _place_of(decision: Decision) -> dict[str, Any]:
+    """File and line of the rule, where somebody wrote it."""
+    origin = decision.rule.origin
+    if origin is None:
+        return {}
+    place = {"file": origin.file, "line": origin.line}
+    return {key: value for key, value in place.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,14 @@
-"""Compares a model, an optimizer or another plan with a plan, and tells every difference."""
+"""Compares a model and an optimizer with a plan, and tells every difference."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from frostline.errors import PlanMismatchError
-from frostline.trainability.phase_lines import diff_phases
 from frostline.tree import canonical_named_parameters
 
 if TYPE_CHECKING:
@@ -68,29 +67,6 @@ def _optimizer_differences(
         if path in params and id(params[path]) not in held
     )
     return lines
-
-
-def diff_plans(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Differences of two plans in their JSON form, one line a parameter."""
-    left: Mapping[str, Any] = ours["parameters"]
-    right: Mapping[str, Any] = theirs["parameters"]
-    lines: list[str] = []
-    for path, entry in left.items():
-        other = right.get(path)
-        if other is None:
-            lines.append(f"- {path}: {_word(entry['trains'])}, not in the other plan")
-        elif entry["shape"] != other["shape"]:
-            lines.append(f"~ {path}: shape {entry['shape']} -> {other['shape']}")
-        elif entry["trains"] != other["trains"]:
-            lines.append(
-                f"~ {path}: {_word(entry['trains'])} -> {_word(other['trains'])} ({entry['rule']} -> {other['rule']})"
-            )
-    lines.extend(
-        f"+ {path}: {_word(entry['trains'])}, only in the other plan"
-        for path, entry in right.items()
-        if path not in left
-    )
-    return lines + diff_phases(ours.get("phases", ()), theirs.get("phases", ()))
 
 
 def _word(trains: bool) -> str:

@@ -45,19 +45,21 @@ def convert_trained(
         ConfigError: without autocast the conversion would mix two dtypes in one forward.
     """
     params = dict(canonical_named_parameters(model))
-    trained = {path: params[path] for path in plan.ever_trained}
-    if config.param_dtype == "auto":
-        if config.precision == "bf16":
-            for param in trained.values():
-                if param.dtype in HALVES:
-                    param.data = param.data.to(torch.float32)
-        return
-    dtype = DTYPES[config.param_dtype]
-    if config.precision == "fp32":
+    if config.param_dtype != "auto" and config.precision == "fp32":
+        dtype = DTYPES[config.param_dtype]
         _refuse_mixed_forward(plan, params, dtype, (origins or Origins()).at("training", "param_dtype"))
-    for param in trained.values():
-        if param.is_floating_point() and param.dtype != dtype:
-            param.data = param.data.to(dtype)
+    converted = {getattr(torch, name): getattr(torch, other) for name, other in trained_as(config).items()}
+    for path in plan.ever_trained:
+        param = params[path]
+        if param.dtype in converted:
+            param.data = param.data.to(converted[param.dtype])
+
+
+def trained_as(config: TrainingConfig) -> dict[str, str]:
+    """Dtype of a parameter as loaded -> dtype that it trains in, for those that are converted."""
+    if config.param_dtype == "auto":
+        return dict.fromkeys(("bfloat16", "float16"), "float32") if config.precision == "bf16" else {}
+    return {name: config.param_dtype for name in (*DTYPES, "float16") if name != config.param_dtype}
 
 
 def _refuse_mixed_forward(
