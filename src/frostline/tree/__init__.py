@@ -4,7 +4,8 @@ Knows only `torch.nn`: nothing of selectors, plans or adapters.
 """
 
 from frostline.tree.flags import set_trainable
-from frostline.tree.hashing import tensor_checksum, tensor_digest
+from frostline.tree.hashing import tensor_checksum, tensor_checksums, tensor_digest
+from frostline.tree.local import local_part
 from frostline.tree.tree import BufferRef, ModuleRef, ModuleTree, ParamRef, PlannedParam
 from frostline.tree.walk import (
     canonical_named_buffers,
@@ -26,8 +27,10 @@ __all__ = [
     "canonical_named_modules",
     "canonical_named_parameters",
     "join_path",
+    "local_part",
     "set_trainable",
     "tensor_checksum",
+    "tensor_checksums",
     "tensor_digest",
     "unwrap",
     "wrapped_child",
