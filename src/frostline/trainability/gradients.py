@@ -115,7 +115,7 @@ def no_gradient(missing: Sequence[str], step: int) -> Problem:
         "the first training step",
         "tensors that take part in the loss",
         f"freeze what the loss does not use:\n{freeze_block(missing)}\n"
-        f"or, where other batches reach it (an expert, the branch of a modality), tag it:\n{conditional_block(missing)}",
+        f"or, if other batches reach it (an expert, the branch of a modality), tag it:\n{conditional_block(missing)}",
     )
 
 

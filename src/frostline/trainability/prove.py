@@ -1,6 +1,6 @@
 """Proves on the running model that exactly the plan happens (DESIGN section 2, `prove`).
 
-Watches the first steps with a learning rate above zero (what they cannot move, and what may wait for its batch, longer),
+Watches the first steps with a learning rate above zero (longer what they cannot move, and what waits for its batch),
 looks at the frozen part before every save, and compares it bit for bit at the end. Each look has a file of its own:
 `gradients`, `conditional`, `movement`, `forwards`, `frozen_part`, `replicas`. Here is when each is taken.
 """
