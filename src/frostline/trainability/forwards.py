@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ForwardWatch:
-    """Notes which adapted modules run, in training and in evaluation apart, until it is dropped.
+    """Notes which adapted modules run, in training and in evaluation apart.
 
     It stands before `forward` on the instance. Not a hook: torch's fast path of `nn.TransformerEncoderLayer`, which
     bypasses its linears, is taken only in models without hooks, so that hooks would hide what they look for.
@@ -46,7 +46,15 @@ class ForwardWatch:
             if path in wanted:
                 self._restore.append(_stand_before(module, self._note(path)))
 
-    def drop(self) -> None:
+    def pause(self) -> None:
+        """Watch no more for now; a compiled model keeps the watch, which its graphs do not contain.
+
+        Taking it away would make the compiler compile everything anew.
+        """
+        if not any(_is_compiled(module) for module in self._model.modules()):
+            self.end()
+
+    def end(self) -> None:
         """Leave every module as it was."""
         for restore in self._restore:
             restore()

@@ -124,7 +124,7 @@ class Prover:
         self._rates = (lr, optimizer)
         if self._watched_steps == 0:
             self._require_forward("training")
-            self._forwards.drop()
+            self._forwards.pause()
             self._gradients.look(step)
         elif self._gradients.pending:
             self._gradients.look(step)
@@ -222,7 +222,7 @@ class Prover:
             self._require_forward("evaluation")
             self._evaluated = True
             if self._watched_steps:  # else it still waits for the first training step
-                self._forwards.drop()
+                self._forwards.pause()
 
     def _require_forward(self, phase: str) -> None:
         missed = self._agreement.union(self._forwards.missed(phase))
@@ -270,7 +270,7 @@ class Prover:
         Raises:
             PlanMismatchError: a frozen tensor changed, or replicas differ.
         """
-        self._forwards.drop()
+        self._forwards.end()
         where = "the end of training, before its last checkpoint"
         self._refuse_moved(where)
         self._require_equal_replicas(where)
