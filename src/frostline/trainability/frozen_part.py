@@ -1,13 +1,13 @@
 """The part of a model that must not move: what belongs to it, and whether it is still bit for bit as it was.
 
-Two looks, by what they cost: at tensors written to since (nothing but buffers is read), and at all of it (one pass near
-the speed of memory, on the device). Knows plans and models; raises nothing.
+A look costs one pass near the speed of memory, on the device. torch's counters of writes would be cheaper, but they miss
+writes through `.data` and what fused kernels do to statistics. Knows plans and models; raises nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -31,37 +31,21 @@ class FrozenPart:
     def __init__(self, model: nn.Module, plan: TrainabilityPlan) -> None:
         self._model, self._plan = model, plan
         still = self._tensors()
-        self._sums = tensor_checksums(still)
-        # Taken here and not before the step: a forward pass moves normalization statistics too.
-        self._versions = {name: (tensor, tensor._version) for name, tensor in still.items()}
+        self._names, self._sums = list(still), tensor_checksums(still)  # on the meta device nothing has a sum
         self._buffers = {name for name, tensor in still.items() if not isinstance(tensor, nn.Parameter)}
         # Parameters alone: a buffer may be computed anew at each start, with other rounding on another machine.
         lines = sorted(f"{name}\t{value}" for name, value in self._sums.items() if name not in self._buffers)
         self.digest = f"{_SCHEME}:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def __str__(self) -> str:
-        num_params = len(self._versions) - len(self._buffers)
+        num_params = len(self._names) - len(self._buffers)
         return f"{num_params} tensors" + (f" and {len(self._buffers)} buffers" if self._buffers else "")
-
-    def written(self) -> list[str]:
-        """Names of what was written to and changed since, as far as torch counts writes."""
-        still = self._tensors()
-        # The counter of writes spares reading every frozen weight. It also counts writes of equal values, which are no
-        # fault, and misses what fused kernels do to statistics: buffers, which are small, are read in any case.
-        touched = [
-            name
-            for name, (tensor, version) in self._versions.items()
-            if still.get(name) is not tensor or tensor._version != version or name in self._buffers
-        ]
-        return self._changed(touched, still)
 
     def changed(self) -> list[str]:
         """Names of what is not bit for bit as it was."""
-        return self._changed(self._versions, self._tensors())
-
-    def _changed(self, names: Collection[str], still: Mapping[str, Tensor]) -> list[str]:
-        sums = tensor_checksums({name: still[name] for name in names if name in still})
-        return [name for name in names if name not in still or sums.get(name) != self._sums.get(name)]
+        still = self._tensors()
+        sums = tensor_checksums(still)
+        return [name for name in self._names if name not in still or sums.get(name) != self._sums.get(name)]
 
     def _tensors(self) -> Mapping[str, Tensor]:
         """What must not move, read afresh: code that replaces a tensor is as wrong as code that writes into it."""

@@ -158,7 +158,7 @@ class Prover:
         self.watching = begins or follows or self._conditional.active
 
     def _require_still(self) -> None:
-        moved = self._agreement.union(self._frozen.written())
+        moved = self._agreement.union(self._frozen.changed())
         if moved:
             raise PlanMismatchError(
                 f"frozen tensors changed in the first step: {shorten_names(moved)}",
