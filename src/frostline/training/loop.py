@@ -117,9 +117,11 @@ def train(
         )
         state.restore(loaded.progress, resume_from)
     plan.verify(model, optimizer)
-    prover = Prover(model, plan) if settings.prove else None
-    if prover is not None:
+    prover = None
+    if settings.prove:
         same_as = loaded.progress if loaded is not None and not loaded.plan_changes else None
+        waiting = same_as.get("waiting") if same_as is not None else None
+        prover = Prover(model, plan, steps_per_epoch=batches.steps_per_epoch, done=state.done, waiting=waiting)
         state.hold_frozen(prover.frozen_digest, same_as, resume_from)
 
     # ---- What the run does besides stepping, with all that does not change bound once.
@@ -199,8 +201,10 @@ def train(
             if prover is not None and (state.stopped_early or state.done >= total_steps):
                 proof = prover.final_check()  # before the last save: what it rejects must not become the latest
             if is_best or state.stopped_early or due(config.checkpoint.every, state.done):
-                if prover is not None and not proof:
-                    prover.before_save()
+                if prover is not None:
+                    if not proof:
+                        prover.before_save()
+                    state.waiting = prover.waiting_for
                 save(model=model, plan=plan, progress=state.progress(), is_best=is_best)
 
     if prover is not None and not proof:  # the run was complete already

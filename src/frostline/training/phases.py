@@ -33,7 +33,7 @@ def switch_phase(
         return model, plan, prover
     set_training_mode(model, plan)
     say(describe_phase(plan))
-    return model, plan, None if prover is None else prover.next_phase(plan)
+    return model, plan, None if prover is None else prover.next_phase(plan, step)
 
 
 def _enter_at(step: int, model: nn.Module, plan: TrainabilityPlan) -> tuple[nn.Module, TrainabilityPlan]:
