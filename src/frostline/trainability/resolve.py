@@ -144,14 +144,14 @@ def resolve_plan(
     draft = _baseline(tree, adapters, new, built_flags)
     _overlay(draft, freezing, trains=False)
     _overlay(draft, thawing, trains=True)
-    problems = _merge_tied(tree, draft)
-    if problems:
-        raise SelectorError.from_problems(problems)
+    disagreements = _merge_tied(tree, draft)
     required = find_required(tree)
     held = _hold_required(draft, required)
     conditional = find_conditional(tree, thawing, adapters.conditional if adapters is not None else frozenset())
     decisions = tuple(_decisions(tree, draft, new, built_flags, conditional))
     problems = [*_untrainable(decisions), *_frozen_new(decisions, rules)]
+    if disagreements:
+        raise SelectorError.from_problems([*disagreements, *problems])
     if not problems and not any(decision.trains for decision in decisions):
         problems.append(_nothing_trains(decisions, rules))
     if problems:

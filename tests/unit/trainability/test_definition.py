@@ -270,7 +270,7 @@ def test_the_plan_is_its_definition(data: st.DataObject) -> None:
         )
 
 
-@SOME
+@settings(SOME, max_examples=200)
 @given(st.data())
 def test_case_05_case_06_a_name_never_crosses_the_border_of_a_component(data: st.DataObject) -> None:
     """Rows 5 and 6: what a bare name, a path or `of` selects ends with whole components that are equal to its own."""
