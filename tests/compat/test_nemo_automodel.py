@@ -1,4 +1,4 @@
-"""Blocks written for nemo-automodel 0.7 mean the same here; where they do not, the difference is listed with its reason.
+"""Blocks written for nemo-automodel 0.7 mean the same here; each difference is listed with its reason.
 
 Both read the same block and decide for the same tiny model. What differs is in `DIFFERENCES`, exactly.
 """

@@ -103,7 +103,7 @@ def find_targets(
         Target(index, tree.modules[index].path, *chosen[index], conditional=index in conditional)
         for index in sorted(chosen)
     )
-    notes = [f"not adapted, {reason}: {_some(list(dict.fromkeys(paths)))}" for reason, paths in skips.items()]
+    notes = [f"not adapted, {reason}: {_counted(list(dict.fromkeys(paths)))}" for reason, paths in skips.items()]
     for index in sorted(chosen):
         if index in first:
             names = " = ".join(tree.modules[other].path for other in first[index])
@@ -290,6 +290,10 @@ def _nothing_left(
 
 def _unique(problems: Iterable[Problem]) -> list[Problem]:
     return list(dict.fromkeys(problems))
+
+
+def _counted(names: list[str]) -> str:
+    return _some(names) if len(names) > 1 else f"1 module ({names[0]})"
 
 
 def _some(names: list[str]) -> str:

@@ -152,22 +152,22 @@ def resolve_plan(
     conditional = find_conditional(tree, thawing, adapters.conditional if adapters is not None else frozenset())
     draft = _baseline(tree, adapters, new, built_flags)
     stages: list[tuple[Decision, ...]] = []
-    problems: list[Problem] = []
+    disagreements: list[Problem] = []
     held: dict[int, Rule] = {}
     for when, frozen, thawed in blocks:
         before = list(draft.rule)
         _overlay(draft, frozen, trains=False, when=when)
         _overlay(draft, thawed, trains=True, when=when)
-        problems += _merge_tied(tree, draft, before)
+        disagreements += _merge_tied(tree, draft, before)
         held |= _hold_required(draft, required)
         stages.append(tuple(_decisions(tree, draft, new, built_flags, conditional)))
-    if problems:
-        raise SelectorError.from_problems(problems)
     decisions = stages[0]
     phases = tuple(
         Phase.from_decisions(phase, stages[index], stages[index + 1]) for index, phase in enumerate(rules.phases)
     )
     problems = [*_untrainable(stages), *_frozen_new(stages, rules)]
+    if disagreements:
+        raise SelectorError.from_problems([*disagreements, *problems])
     if not problems and not any(decision.trains for decision in decisions):
         problems.append(_nothing_trains(decisions, rules))
     if not problems:

@@ -118,9 +118,7 @@ def test_top_k_indexers_are_found_by_class_name_and_attribute(cls: type[nn.Modul
         parts = ("wk", "weights_proj")
         assert plan.notes == (
             "8 parameters stay frozen: it only chooses the top-k keys, and a choice has no gradient ("
-            + ", ".join(
-                f"layers.{n}.self_attn.indexer.{part}.weight" for n in (0, 1) for part in ("wk", "weights_proj")
-            )
+            + ", ".join(f"layers.{n}.self_attn.indexer.{part}.weight" for n in (0, 1) for part in parts)
             + ", layers.2.self_attn.indexer.wk.weight and 3 more)",
         )
 

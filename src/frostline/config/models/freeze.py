@@ -9,23 +9,25 @@ from pydantic import BeforeValidator, Field
 
 from frostline.config.models.phases import PhaseConfig, as_tuple, order_faults
 from frostline.config.models.selection import RawSelectors, selector_faults
-from frostline.config.section import Fault, Section
+from frostline.config.section import Fault, Section, never_null
 from frostline.config.wording import show
 
 _LEGACY = "Deprecated, for blocks of other tools. "
 
 
 class FreezeConfig(Section):
-    """What to freeze and thaw. Neither list has to be there; `[]` selects nothing. A block that is empty, or that has
-    deprecated keys alone, freezes the vision tower; no block freezes nothing."""
+    """What to freeze and thaw. No block freezes nothing; an empty one freezes the vision tower (deprecated)."""
 
     main_key: ClassVar[str | None] = "freeze_modules"
 
     freeze_modules: RawSelectors = Field(
-        default=None, description="Selectors of what to freeze; one may have its own `frozen_mode`."
+        default=None,
+        json_schema_extra=never_null,
+        description="Selectors of what to freeze; one may have its own `frozen_mode`. `[]` freezes nothing.",
     )
     unfreeze_modules: RawSelectors = Field(
         default=None,
+        json_schema_extra=never_null,
         description="Selectors of what to thaw; wins over freeze_modules. `conditional: true` allows steps in which "
         "what one selects gets no gradient.",
     )
@@ -39,19 +41,24 @@ class FreezeConfig(Section):
     )
     freeze_vision_tower: bool | None = Field(
         default=None,
+        json_schema_extra=never_null,
         description=_LEGACY + "Freezes modules with the word vision, visual or image_encoder in their name; true where "
         "omitted, unless the block has a key that is not deprecated.",
     )
     freeze_audio_tower: bool | None = Field(
         default=None,
+        json_schema_extra=never_null,
         description=_LEGACY + "Freezes modules with the word audio, speech or sound in their name.",
     )
     freeze_language_model: bool | None = Field(
         default=None,
+        json_schema_extra=never_null,
         description=_LEGACY + "Freezes modules with the word language, text or llm in their name.",
     )
     freeze_video_embedder: bool | None = Field(
-        default=None, description=_LEGACY + "Freezes patch_generator.video_embedder."
+        default=None,
+        json_schema_extra=never_null,
+        description=_LEGACY + "Freezes patch_generator.video_embedder.",
     )
     phases: Annotated[tuple[PhaseConfig, ...], BeforeValidator(as_tuple)] = Field(
         default=(), description="What trains from later steps on; each phase is overlaid on the one before."
