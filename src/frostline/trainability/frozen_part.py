@@ -7,7 +7,7 @@ speed of memory, on the device), by digest (one pass of hashing on the host). Kn
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,12 +44,14 @@ class FrozenPart:
 
     def describe(self) -> str:
         """What is bit-identical to what, if nothing has changed."""
-        settled = [path for path in self._plan.frozen if self._plan.has_trained(path)]
-        num_params = len(self._plan.frozen) - len(settled)
-        num_buffers = len(self._bits) - len(self._plan.frozen)
-        text = f"{num_params} tensors" + (f" and {num_buffers} buffers" if num_buffers else "")
-        text += " bit-identical to what was loaded"
-        return text + (f", {len(settled)} to what they were when a phase froze them" if settled else "")
+        plan = self._plan
+        settled = {path for path in plan.frozen if plan.has_trained(path)}  # then frozen by a phase
+        buffers = [name for name in self._bits if name not in plan.decisions]
+        moved = {name for name in buffers if not _is_below(name, plan.untouched_roots)}
+        text = f"{_count(len(plan.frozen) - len(settled), len(buffers) - len(moved))} bit-identical to what was loaded"
+        if settled or moved:
+            text += f", {_count(len(settled), len(moved))} to what they were when a phase froze them"
+        return text
 
     def written(self) -> list[str]:
         """Names of what was written to and changed since, as far as torch counts writes."""
@@ -88,6 +90,14 @@ def _frozen_buffers(model: nn.Module, plan: TrainabilityPlan) -> dict[str, Tenso
     roots = [tree.module_index[path] for path in plan.frozen_roots if path in tree.module_index]
     inside = {index for root in roots for index in range(root, tree.modules[root].end)}
     return {ref.path: ref.tensor for ref in tree.buffers if ref.persistent and ref.owner in inside}
+
+
+def _is_below(name: str, roots: Iterable[str]) -> bool:
+    return any(not root or name.startswith(f"{root}.") for root in roots)
+
+
+def _count(num_params: int, num_buffers: int) -> str:
+    return f"{num_params} tensors" + (f" and {num_buffers} buffers" if num_buffers else "")
 
 
 def _checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
