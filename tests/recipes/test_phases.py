@@ -100,6 +100,10 @@ def test_the_plan_says_when_each_phase_begins(in_phases: Any) -> None:
     text = plan_run(read_config(config)).render()
     assert "phase    1 from step 3 (epoch 0.5) on: 16 tensors of bert.encoder.layer.1 start to train; lr 0.002" in text
     assert "phase    2 from step 5 (epoch 1) on: 2 tensors of classifier freeze; lr 0.001" in text
+    assert "backward reaches bert.encoder.layer.0\n" in text
+    head_first = {"freeze_modules": ["bert"], "phases": epochs[:1]}
+    text = plan_run(read_config(in_phases(peft=None, freeze_config=head_first))).render()
+    assert "backward reaches classifier, then bert.encoder.layer.1\n" in text
 
 
 @pytest.mark.parametrize(

@@ -337,13 +337,20 @@ _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "adagrad": "Adagr
 
 
 def _backward(plan: TrainabilityPlan) -> str:
-    """Where backward stops: in definition order, which for layer stacks is the order of the forward pass."""
+    """Where backward stops, in each phase that has it elsewhere than the one before."""
+    ends = [_first_trained(plan.in_phase(index)) for index in range(len(plan.phases) + 1)]
+    places = [end for index, end in enumerate(ends) if index == 0 or end != ends[index - 1]]
+    return f"backward reaches {', then '.join(places)}"
+
+
+def _first_trained(plan: TrainabilityPlan) -> str:
+    """In definition order, which for layer stacks is the order of the forward pass."""
     first = plan.trainable[0].rpartition(".")[0]
     parts = first.split(".")
     for index, part in enumerate(parts):
         if part.isdecimal():
-            return f"backward reaches {'.'.join(parts[: index + 1])}"
-    return f"backward reaches {first or 'the root'}"
+            return ".".join(parts[: index + 1])
+    return first or "the root"
 
 
 def _loads_in(assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan, loaded: LoadedConfig) -> str:

@@ -93,10 +93,12 @@ def _wrapped(start: str, rule: str, width: int) -> list[str]:
 
 
 def _memory(plan: TrainabilityPlan, optimizer: str) -> str:
-    weights = sum(_num_bytes(entry) for entry in plan.decisions.values())
-    gradients = sum(_num_bytes(entry) for entry in plan.decisions.values() if entry.trains)
+    size = {path: _num_bytes(entry) for path, entry in plan.decisions.items()}
+    phases = [plan.in_phase(index).trainable for index in range(len(plan.phases) + 1)]
+    gradients = max(sum(size[path] for path in trainable) for trainable in phases)
     states = {"sgd": 0, "adagrad": 1, "rmsprop": 1}.get(optimizer.lower(), 2)
-    parts = {"weights": weights, "gradients": gradients, optimizer: gradients * states}
+    kept = sum(size[path] for path in plan.ever_trained) * states
+    parts = {"weights": sum(size.values()), "gradients": gradients, optimizer: kept}
     return ", ".join(f"{name} {count / 1e6:,.1f} MB" for name, count in parts.items())
 
 
