@@ -257,3 +257,20 @@ def test_what_a_phase_thaws_and_the_loss_does_not_reach_is_an_error() -> None:
     prover = prover.next_phase(plan)
     with pytest.raises(TrainingError, match=r"got no gradient at step 1: unused\.weight"):
         step(model, optimizer, prover, number=1)
+
+
+def test_a_trained_part_of_a_later_phase_says_which_phase_to_enter(tmp_path: Any) -> None:
+    import frostline as fl
+    from frostline.errors import CheckpointError
+
+    model, plan = enter_phase(*prepared(), 1)
+    fl.save_trained(model, tmp_path / "part")
+    fresh, _ = prepared()
+    with pytest.raises(
+        CheckpointError, match=r"unexpected layers\.2\.linear\.bias[\s\S]*enter_phase\(model, plan, 1\)"
+    ):
+        fl.load_trained(fresh, tmp_path / "part")
+    fresh, _ = enter_phase(fresh, plan.in_phase(0), 1)
+    fl.load_trained(fresh, tmp_path / "part")
+    with pytest.raises(CheckpointError, match=r"missing embed\.bias[\s\S]*freeze_config that it was trained with"):
+        fl.load_trained(prepare(encoder())[0], tmp_path / "part")
