@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from frostline.adapters import PEFT, parse_method
 from frostline.checkpoint import BaseIdentity, Manifest, RunFolder, fingerprint_files, plan_layout
@@ -268,11 +268,14 @@ def _first(about: Callable[[], None], write: Callable[[Path], None]) -> Callable
 def shorten(loaded: LoadedConfig) -> LoadedConfig:
     """The config of a smoke run: two steps, the examples that they take, few to validate on, the rest as it is.
 
+    With phases, one step before them and one in each.
+
     Sources are still read whole: labels and duplicates are those of the real run. `class_weights: balanced` counts all
     training examples, so all of them stay.
     """
     config = loaded.config
-    num_train = 2 * config.training.batch_size
+    steps = 1 + max(1, len(config.freeze_config.phases))
+    num_train = steps * config.training.batch_size
     if config.training.class_weights == "balanced":
         max_examples = config.data.max_examples
     else:
@@ -281,9 +284,10 @@ def shorten(loaded: LoadedConfig) -> LoadedConfig:
     validation = min(config.evaluation.max_examples or 32, 32)
     return replace(
         loaded,
+        data=_one_step_a_phase(loaded.data),
         config=config.model_copy(
             update={
-                "training": config.training.model_copy(update={"epochs": None, "max_steps": 2}),
+                "training": config.training.model_copy(update={"epochs": None, "max_steps": steps}),
                 "data": config.data.model_copy(update={"max_examples": max_examples}),
                 "schedule": config.schedule.model_copy(
                     update={"warmup": min(warmup, 1) if isinstance(warmup, int) else warmup}
@@ -294,6 +298,14 @@ def shorten(loaded: LoadedConfig) -> LoadedConfig:
             }
         ),
     )
+
+
+def _one_step_a_phase(data: dict[str, Any]) -> dict[str, Any]:
+    block: dict[str, Any] = data.get("freeze_config") or {}
+    if not block.get("phases"):
+        return data
+    phases = [{**phase, "at": {"step": number}} for number, phase in enumerate(block["phases"], start=1)]
+    return {**data, "freeze_config": {**block, "phases": phases}}
 
 
 def _with_steps(plan: TrainabilityPlan, loaded: LoadedConfig, assembly: Assembly) -> TrainabilityPlan:
@@ -319,7 +331,7 @@ def _facts(loaded: LoadedConfig, assembly: Assembly, meta: MetaModel, plan: Trai
         "optimizer": _OPTIMIZERS.get(config.optimizer.name, config.optimizer.name),
         "data": data.summary,
         **({"labels": data.label_summary} if data.label_summary else {}),
-        "steps": f"{steps:,} = {length}, lr {config.learning_rate:g} {config.schedule.name}; backward reaches {backward_reaches(plan)}",
+        "steps": f"{steps:,} = {length}, lr {config.learning_rate:g} {config.schedule.name}; {_backward(plan)}",
         "loads in": _loads_in(assembly, meta, plan, loaded),
     }
     notes = [*meta.notes, *data.notes]
@@ -356,6 +368,13 @@ def _forecast(loaded: LoadedConfig, meta: MetaModel, plan: TrainabilityPlan, **s
         trained_as=trained_as(config.training),
         tp_plan=getattr(meta.model, "_tp_plan", None) or None,  # transformers' own, by glob over module paths
     )
+
+
+def _backward(plan: TrainabilityPlan) -> str:
+    """Where backward stops, in each phase that has it elsewhere than the one before."""
+    ends = [backward_reaches(plan.in_phase(index)) for index in range(len(plan.phases) + 1)]
+    places = [end for index, end in enumerate(ends) if index == 0 or end != ends[index - 1]]
+    return f"backward reaches {', then '.join(places)}"
 
 
 def _loads_in(assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan, loaded: LoadedConfig) -> str:

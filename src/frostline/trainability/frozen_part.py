@@ -7,7 +7,7 @@ miss writes through `.data` and what fused kernels do to statistics. Knows plans
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -46,11 +46,14 @@ class FrozenPart:
 
     def describe(self) -> str:
         """What is bit-identical to what, if nothing has changed."""
-        settled = [path for path in self._plan.frozen if self._plan.has_trained(path)]
-        num_params = len(self._names) - len(self._buffers) - len(settled)
-        text = f"{num_params} tensors" + (f" and {len(self._buffers)} buffers" if self._buffers else "")
-        text += " bit-identical to what was loaded"
-        return text + (f", {len(settled)} to what they were when a phase froze them" if settled else "")
+        plan = self._plan
+        settled = {path for path in plan.frozen if plan.has_trained(path)}  # then frozen by a phase
+        moved = {name for name in self._buffers if not _is_below(name, plan.untouched_roots)}
+        num_params, num_buffers = len(self._names) - len(self._buffers), len(self._buffers)
+        text = f"{_count(num_params - len(settled), num_buffers - len(moved))} bit-identical to what was loaded"
+        if settled or moved:
+            text += f", {_count(len(settled), len(moved))} to what they were when a phase froze them"
+        return text
 
     def changed(self) -> list[str]:
         """Names of what is not bit for bit as it was."""
@@ -71,3 +74,11 @@ def _frozen_buffers(model: nn.Module, plan: TrainabilityPlan) -> dict[str, Tenso
     roots = [tree.module_index[path] for path in plan.frozen_roots if path in tree.module_index]
     inside = {index for root in roots for index in range(root, tree.modules[root].end)}
     return {ref.path: ref.tensor for ref in tree.buffers if ref.persistent and ref.owner in inside}
+
+
+def _is_below(name: str, roots: Iterable[str]) -> bool:
+    return any(not root or name.startswith(f"{root}.") for root in roots)
+
+
+def _count(num_params: int, num_buffers: int) -> str:
+    return f"{num_params} tensors" + (f" and {num_buffers} buffers" if num_buffers else "")

@@ -103,10 +103,10 @@ def _rebuilt_ddp(old: DistributedDataParallel) -> DistributedDataParallel:
 
 
 def refresh_fsdp(model: nn.Module) -> None:
-    """Let every FSDP2 group of `model` look again in which dtype it reduces: it asked what trained at the first forward.
+    """Let every FSDP2 group of `model` look again in which dtype it reduces.
 
-    Without it a group of which nothing trained then would reduce in the dtype of its gradients, whatever its policy
-    says (torch 2.13).
+    It asked what trained at the first forward: without a second look, a group of which nothing trained then would
+    reduce in the dtype of its gradients, whatever its policy says (torch 2.13).
     """
     for module in model.modules():
         get_state: Any = getattr(module, "_get_fsdp_state", None)

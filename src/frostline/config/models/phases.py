@@ -59,7 +59,8 @@ class PhaseConfig(Section):
         for name in ("freeze_modules", "unfreeze_modules"):
             if name in given:
                 yield from selector_faults(name, given[name])
-        if not any(given.get(name) not in (None, [], ()) for name in ("freeze_modules", "unfreeze_modules", "lr")):
+        selects = any(given.get(name, []) not in ([], ()) for name in ("freeze_modules", "unfreeze_modules"))
+        if not selects and given.get("lr") is None:
             yield Fault(
                 (),
                 "the phase changes nothing: it has neither selectors nor a learning rate",
