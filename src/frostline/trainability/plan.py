@@ -16,14 +16,16 @@ import torch
 from torch import nn
 
 from frostline.errors import PlanMismatchError
-from frostline.trainability.bind import bind_decisions
+from frostline.trainability.agreement import agree
+from frostline.trainability.bind import bind_decisions, held_by
 from frostline.trainability.decision import Decision
 from frostline.trainability.mode import hold_in_eval
 from frostline.trainability.report import render_plan
 from frostline.trainability.rows import ModuleRow, module_rows
 from frostline.trainability.rules import FreezeRules
 from frostline.trainability.verify import diff_plans, verify_plan
-from frostline.tree import ModuleTree, canonical_named_parameters, set_trainable, unwrap
+from frostline.trainability.wrapped import refuse_flat_parameters, require_fitting_wrappers
+from frostline.tree import ModuleTree, canonical_named_parameters, carry_flags_over, set_trainable, unwrap
 
 if TYPE_CHECKING:
     from frostline.trainability.resolve import AdapterTargets
@@ -57,7 +59,8 @@ class TrainabilityPlan:
         trainable, frozen: paths of the tensors that train and that do not, each tensor under its first name.
         kept: paths that a checkpoint keeps: what trains, and adapters and new parameters even where they are frozen.
         notes: remarks for the reader.
-        digest: SHA-256 over paths, global shapes and decisions; not over rules, notes or dtypes.
+        whole: the plan of the whole model, where this one is of a stage of a pipeline; else this one.
+        digest: that of `whole`: SHA-256 over paths, global shapes and decisions; not over rules, notes or dtypes.
     """
 
     def __init__(
@@ -68,7 +71,9 @@ class TrainabilityPlan:
         rules: FreezeRules,
         adapters: AdapterTargets | None,
         notes: tuple[str, ...] = (),
+        whole: TrainabilityPlan | None = None,
     ) -> None:
+        self._whole = whole
         self.decisions: Mapping[str, Decision] = Decisions(decisions)
         self.modules = modules
         self.rules = rules
@@ -90,9 +95,16 @@ class TrainabilityPlan:
         """`eval` or `train`: the mode of wholly frozen subtrees while training."""
         return self.rules.frozen_mode
 
+    @property
+    def whole(self) -> TrainabilityPlan:
+        """The plan of the whole model, which all stages of a pipeline share; this one where there are no stages."""
+        return self._whole if self._whole is not None else self
+
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over sorted (path, global shape, trains), as hex."""
+        """SHA-256 over sorted (path, global shape, trains) of the whole model, as hex."""
+        if self._whole is not None:
+            return self._whole.digest
         lines = sorted(
             f"{entry.path}\t{'x'.join(map(str, entry.shape))}\t{int(entry.trains)}" for entry in self.decisions.values()
         )
@@ -138,7 +150,8 @@ class TrainabilityPlan:
         Mutates `model`; `frostline.plan_of(model)` is this plan afterwards.
 
         Raises:
-            PlanMismatchError: the model has other parameters than the plan.
+            PlanMismatchError: the model has other parameters than the plan, or is inside a wrapper that captured other
+                flags (DDP).
         """
         params = dict(canonical_named_parameters(model, unique=True))
         unknown = [path for path in params if path not in self.decisions]
@@ -150,39 +163,88 @@ class TrainabilityPlan:
                 possible=f"unknown: {unknown[:5]}; gone: {gone[:5]}",
                 fix="resolve the plan on this model, or call plan.bind(model) after the step that replaced parameters",
             )
+        require_fitting_wrappers(self, model, "plan.apply")
         flags = {path: param.requires_grad for path, param in canonical_named_parameters(model)}
         attach_plan(model, self, {**flags, **(built_flags(model) or {})})
         for path, param in params.items():
             set_trainable(param, self.decisions[path].trains)
+        carry_flags_over(model)
         hold_in_eval(model, self.frozen_roots if self.frozen_mode == "eval" else ())
 
-    def bind(self, model: nn.Module, *, step: str = "the last step") -> TrainabilityPlan:
+    def bind(
+        self,
+        model: nn.Module,
+        *,
+        step: str = "the last step",
+        stage: bool = False,
+        group: torch.distributed.ProcessGroup | None = None,
+    ) -> TrainabilityPlan:
         """The plan for `model` after a step that may have replaced parameters (rules: `bind.py`).
 
         Sets the flags of `model` and attaches the new plan to it; `self` stays as it is.
 
+        Args:
+            step: what happened, for notes and messages.
+            stage: `model` is one stage of a pipeline, and holds a part of the plan.
+            group: processes that must have the same plan and fail together; of a pipeline, those of all its stages,
+                which together must hold every planned parameter. None looks at this process alone.
+
+        Distributed: collective over `group` where one is given; else local.
+
         Raises:
-            PlanMismatchError: a planned parameter vanished without a replacement, or has another shape.
+            PlanMismatchError: a planned parameter vanished without a replacement, has another shape or cannot train;
+                ties or wrappers are at odds with the plan; another process of `group` failed or has another plan.
         """
-        tree = ModuleTree.from_model(model)
-        decisions, note = bind_decisions(self, tree, step)
-        bound = TrainabilityPlan(
-            decisions=decisions,
-            modules=module_rows(tree),
-            rules=self.rules,
-            adapters=self.adapters,
-            notes=self.notes + ((note,) if note else ()),
-        )
+        error: Exception | None = None
+        held: frozenset[str] | None = None
+        bound = self
+        try:
+            refuse_flat_parameters(model, f"bind after {step}")
+            tree = ModuleTree.from_model(model)
+            decisions, notes = bind_decisions(self, tree, step, stage=stage)
+            bound = TrainabilityPlan(
+                decisions=decisions,
+                modules=module_rows(tree),
+                rules=self.rules,
+                adapters=self.adapters,
+                notes=self.notes + notes,
+                whole=self.whole if stage else self._whole,
+            )
+            require_fitting_wrappers(bound, model, f"bind after {step}")
+            if bound._whole is not None:
+                held = held_by(bound.whole, tree)
+        except Exception as raised:
+            if group is None:
+                raise
+            error = raised  # the other processes wait to hear of it
+        if group is not None:
+            agree(bound, group, error=error, held=held, where=f"bind after {step}")
         bound.apply(model)
         return bound
 
-    def verify(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Compare flags (and the optimizer's parameters, by identity) with the plan. Mutates nothing.
+    def verify(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        group: torch.distributed.ProcessGroup | None = None,
+    ) -> None:
+        """Compare flags, wrappers and the optimizer's parameters (by identity) with the plan. Mutates nothing.
+
+        Distributed: collective over `group` where one is given, whose processes then fail together; else local.
 
         Raises:
             PlanMismatchError: with all differences.
         """
-        verify_plan(self, model, optimizer)
+        error: Exception | None = None
+        try:
+            verify_plan(self, model, optimizer)
+        except Exception as raised:
+            if group is None:
+                raise
+            error = raised
+        if group is not None:
+            agree(self, group, error=error, where="plan.verify")
 
     def diff(self, other: TrainabilityPlan) -> list[str]:
         """One line for each parameter that `other` decides differently, has in another shape, or does not have."""
