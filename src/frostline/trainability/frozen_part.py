@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from frostline.tree import ModuleTree, canonical_named_parameters, tensor_checksum, tensor_digest
+from frostline.tree import ModuleTree, canonical_named_parameters, local_parts, tensor_checksum, tensor_digest
 
 if TYPE_CHECKING:
     from frostline.trainability.plan import TrainabilityPlan
@@ -32,7 +32,7 @@ class FrozenPart:
         self._bits = {name: tensor_digest(tensor) for name, tensor in still.items()}
         self._sums = _checksums(still)
         # Taken here and not before the step: a forward pass moves normalization statistics too.
-        self._versions = {name: (tensor, tensor._version) for name, tensor in still.items()}
+        self._versions = {name: (tensor, _writes(tensor)) for name, tensor in still.items()}
         # Parameters alone: a buffer may be computed anew at each start, with other rounding on another machine.
         lines = sorted(f"{path}\t{self._bits[path]}" for path in plan.frozen if path in self._bits)
         self.digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -50,7 +50,7 @@ class FrozenPart:
         touched = [
             name
             for name, (tensor, version) in self._versions.items()
-            if still.get(name) is not tensor or tensor._version != version or not isinstance(tensor, nn.Parameter)
+            if still.get(name) is not tensor or _writes(tensor) != version or not isinstance(tensor, nn.Parameter)
         ]
         return [name for name in touched if name not in still or tensor_digest(still[name]) != self._bits[name]]
 
@@ -69,6 +69,11 @@ class FrozenPart:
         params = dict(canonical_named_parameters(self._model, unique=True))
         frozen = {path: params[path] for path in self._plan.frozen if path in params}
         return {**frozen, **_frozen_buffers(self._model, self._plan)}
+
+
+def _writes(tensor: Tensor) -> list[int]:
+    """How often torch has counted a write, to a sharded tensor and to the shard inside it."""
+    return [tensor._version, *(part._version for part in local_parts(tensor))]
 
 
 def _frozen_buffers(model: nn.Module, plan: TrainabilityPlan) -> dict[str, Tensor]:

@@ -61,10 +61,14 @@ def _optimizer_differences(
         for param in group["params"]:
             held[id(param)] = held.get(id(param), 0) + 1
     lines: list[str] = []
+    strangers = sum(key not in path_of for key in held)
+    if strangers:
+        what = "a tensor that is not a parameter" if strangers == 1 else f"{strangers} tensors that are not parameters"
+        lines.append(f"the optimizer holds {what} of the model: build it after the step that replaced parameters")
     for key, count in held.items():
         path = path_of.get(key)
         if path is None:
-            lines.append("the optimizer holds a tensor that is not a parameter of the model")
+            pass
         elif path not in plan.decisions or not plan.decisions[path].trains:
             lines.append(f"{path}: frozen, but in the optimizer")
         if count > 1:
