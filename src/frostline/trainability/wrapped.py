@@ -72,7 +72,9 @@ def _captured_otherwise(
     late = [path_of[key] for key in held if key in ours and key not in captured]
     # With this switch DDP goes on without the gradients that no longer come.
     waited_for = captured - ours if not part.find_unused_parameters else frozenset[int]()
-    early = [path_of.get(key, "a parameter that has been replaced since") for key in waited_for]
+    early = [path for key, path in path_of.items() if key in waited_for]
+    if waited_for - path_of.keys():
+        early.append("a parameter that has been replaced since")
     problems: list[Problem] = []
     if late:
         problems.append(
