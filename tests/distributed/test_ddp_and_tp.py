@@ -83,7 +83,7 @@ def _adapters_after_ddp_are_refused() -> None:
     assert [path for path, _ in canonical_named_parameters(inner)][0] == "0.embed.weight"
     with pytest.raises(fl.PlanMismatchError, match=r"DDP waits for the gradient of 0\.head\.weight, 0\.head\.bias"):
         fl.prepare(inner, freeze_config={"freeze_modules": ["0.head"]})
-    _, plan = fl.prepare(inner, freeze_config={"freeze_modules": ["1"]})
+    _, plan = fl.prepare(inner, freeze_config={"freeze_modules": [{"path": "1"}]})
     plan.verify(inner)
 
 
