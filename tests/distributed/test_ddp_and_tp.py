@@ -80,7 +80,7 @@ def _adapters_after_ddp_are_refused() -> None:
         fl.LoRA(rank=2)(model)
     assert flags(model) == {path for path, _ in canonical_named_parameters(model)}
     inner = nn.Sequential(DistributedDataParallel(seeded(Encoder)), nn.Linear(3, 2))  # DDP inside a model
-    assert [path for path, _ in canonical_named_parameters(inner)][0] == "0.embed.weight"
+    assert next(path for path, _ in canonical_named_parameters(inner)) == "0.embed.weight"
     with pytest.raises(fl.PlanMismatchError, match=r"DDP waits for the gradient of 0\.head\.weight, 0\.head\.bias"):
         fl.prepare(inner, freeze_config={"freeze_modules": ["0.head"]})
     _, plan = fl.prepare(inner, freeze_config={"freeze_modules": [{"path": "1"}]})

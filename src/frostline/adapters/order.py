@@ -44,8 +44,9 @@ def require_plain_weights(targets: Mapping[str, nn.Module]) -> None:
         if any(param is not None and is_distributed(param) for param in module._parameters.values())
     ]
     if parallel:
+        verb = "is" if len(parallel) == 1 else "are"
         raise AdapterError(
-            f"adapters come too late: {shorten_names(parallel)} {'is' if len(parallel) == 1 else 'are'} tensor parallel",
+            f"adapters come too late: {shorten_names(parallel)} {verb} tensor parallel",
             where="inject",
             possible="modules whose parameters are whole in every process",
             fix="inject before parallelize_module, or leave these modules out of target_modules",

@@ -94,9 +94,9 @@ def _decision_of(held: _Step, index: int, verdicts: Mapping[int, Decision], note
             "make the plan after the step that resizes the model",
         )
     elif chosen.shape != ref.shape:
-        note = f"packed by {held.name}: {ref.path} ({ref.dtype_name} {list(ref.shape)})"
-        if not any(earlier.startswith(note.partition(" (")[0]) for earlier in held.plan.notes):
-            notes.append(note)
+        what = f": {ref.path} ({ref.dtype_name} {list(ref.shape)})"
+        if not any(earlier.startswith("packed by") and earlier.endswith(what) for earlier in held.plan.notes):
+            notes.append(f"packed by {held.name}{what}")
     return replace(chosen, path=ref.path, aliases=aliases)
 
 

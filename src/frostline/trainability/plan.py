@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from frostline.errors import PlanMismatchError
-from frostline.trainability.agreement import agree
 from frostline.trainability.bind import bind_decisions, held_by
 from frostline.trainability.decision import Decision
 from frostline.trainability.mode import hold_in_eval
 from frostline.trainability.report import render_plan
 from frostline.trainability.rows import ModuleRow, module_rows
 from frostline.trainability.rules import FreezeRules
+from frostline.trainability.together import agree
 from frostline.trainability.verify import diff_plans, verify_plan
 from frostline.trainability.wrapped import refuse_flat_parameters, require_fitting_wrappers
 from frostline.tree import ModuleTree, canonical_named_parameters, carry_flags_over, set_trainable, unwrap
