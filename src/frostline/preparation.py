@@ -25,7 +25,7 @@ from frostline.adapters import merge as merge_adapters
 from frostline.adapters.base import DEFAULT_NAME
 from frostline.adapters.targets import Targets
 from frostline.config.origin import Origins
-from frostline.errors import AdapterError, ConfigError, FrostlineError, Problem, SelectorError
+from frostline.errors import AdapterError, ConfigError, FrostlineError, PlanMismatchError, Problem, SelectorError
 from frostline.trainability import (
     AdapterTargets,
     FreezeRules,
@@ -38,7 +38,7 @@ from frostline.trainability import (
     reach_of,
     resolve_plan,
 )
-from frostline.tree import ModuleTree, canonical_named_parameters, set_trainable
+from frostline.tree import ModuleTree, canonical_named_parameters, is_fully_sharded, set_trainable
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -86,10 +86,22 @@ def prepare(
     """Inject adapters into `model` and apply the plan to it. Mutates and returns `model`.
 
     Arguments and errors are those of `resolve`; nothing is changed when it raises. `adapter` names the new adapter.
+    Call it before the model is wrapped or sharded: DDP and `fully_shard` capture parameters and flags.
+
+    Raises:
+        PlanMismatchError, AdapterError: the model is sharded, inside DDP or tensor parallel already.
 
     Example:
         model, plan = prepare(model, peft=LoRA(rank=8, target_modules=["*_proj"]))
     """
+    if is_fully_sharded(model):
+        raise PlanMismatchError(
+            "prepare comes too late: fully_shard has taken the parameters, so that none can be added and what is "
+            "frozen is sharded as if it trained",
+            where="prepare",
+            possible="build, prepare (adapters and flags), then parallelize",
+            fix="call prepare on the bare model, then fully_shard(model), then plan.bind(model)",
+        )
     resolved = _resolve(model, freeze_config, peft, new, origins, adapter)
     if resolved.method is not None and not adapters_of(model):
         inject(model, resolved.method, adapter=adapter, targets=resolved.targets)
