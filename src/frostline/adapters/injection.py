@@ -13,7 +13,7 @@ from frostline.adapters.layers.in_place import drop_adapter
 from frostline.adapters.targets import Targets, find_targets
 from frostline.config.origin import Origins
 from frostline.errors import AdapterError
-from frostline.tree import ModuleTree, PlannedParam
+from frostline.tree import ModuleTree, PlannedParam, collector_paused
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
@@ -27,6 +27,7 @@ def planned_params(
     }
 
 
+@collector_paused()
 def inject(
     model: nn.Module,
     method: PEFT,

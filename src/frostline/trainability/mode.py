@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -20,24 +20,50 @@ def _stay_in_eval(module: nn.Module, mode: bool = True) -> nn.Module:
     return nn.Module.train(module, False)
 
 
-def hold_in_eval(model: nn.Module, roots: Iterable[str]) -> None:
+def hold_in_eval(
+    model: nn.Module, roots: Iterable[str], *, modules: Sequence[tuple[str, nn.Module]] | None = None
+) -> None:
     """Put the subtrees at `roots` into evaluation mode and keep them there; release every other one.
 
-    What is released takes the mode that the model is in.
+    What is released takes the mode that the model is in. `modules` are its canonical named ones, where they are known.
     """
     wanted = set(roots)
-    modules = list(canonical_named_modules(model))
+    modules = list(canonical_named_modules(model)) if modules is None else modules
     # By identity, because a shared module may be a root under one of its paths only.
     kept = {id(module): module for path, module in modules if path in wanted}
-    for _, module in modules:
-        if id(module) not in kept and _is_held(module):
+    released = [module for _, module in modules if "train" in module.__dict__ and id(module) not in kept]
+    for module in released:
+        if _is_held(module):
             del module.__dict__["train"]
             module.train(unwrap(model).training)
     for module in kept.values():
         # On the instance: `nn.Module.train` recurses through `child.train(mode)`, so the parent's call ends here. A
         # partial and not a bound method, because a model that holds one of itself could not be pickled.
         module.__dict__["train"] = partial(_stay_in_eval, module)
-        module.train()
+        _put_below_in_eval(module)
+
+
+def _put_below_in_eval(root: nn.Module) -> None:
+    """What `nn.Module.train(root, False)` does, at a tenth of the price for the modules that have nothing of their own.
+
+    There `nn.Module.__setattr__` sets the flag of each module, after it has looked for parameters under that name.
+    """
+    root.training = False
+    waiting = [child for child in root._modules.values() if child is not None]
+    while waiting:
+        module = waiting.pop()
+        if "train" in module.__dict__ or not _is_plain(type(module)):
+            module.train(False)  # its own way, which may well leave its children as they are
+            continue
+        module.__dict__["training"] = False
+        if module._modules:
+            waiting.extend([child for child in module._modules.values() if child is not None])
+
+
+@cache
+def _is_plain(cls: type[nn.Module]) -> bool:
+    """Whether the class changes modes and sets attributes as `nn.Module` does."""
+    return cls.train is nn.Module.train and cls.__setattr__ is nn.Module.__setattr__
 
 
 def _is_held(module: nn.Module) -> bool:

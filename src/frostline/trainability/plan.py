@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from frostline.trainability.report import render_plan
 from frostline.trainability.rows import ModuleRow, module_rows
 from frostline.trainability.rules import FreezeRules
 from frostline.trainability.verify import diff_plans, verify_plan
-from frostline.tree import ModuleTree, canonical_named_parameters, set_trainable, unwrap
+from frostline.tree import ModuleTree, canonical_named_modules, collector_paused, join_path, set_trainable, unwrap
 
 if TYPE_CHECKING:
     from frostline.trainability.resolve import AdapterTargets
@@ -47,6 +48,18 @@ class Decisions(Mapping[str, Decision]):
 
     def __len__(self) -> int:
         return len(self._by_path)
+
+    # What follows is inherited as well, but made of one look-up in Python for each path.
+    def __contains__(self, path: object) -> bool:
+        return path in self._by_path or path in self._by_alias
+
+    def values(self) -> ValuesView[Decision]:
+        """The decision of each tensor, in definition order."""
+        return self._by_path.values()
+
+    def items(self) -> ItemsView[str, Decision]:
+        """Each tensor's first name and its decision."""
+        return self._by_path.items()
 
 
 class TrainabilityPlan:
@@ -108,9 +121,7 @@ class TrainabilityPlan:
                 owner = _owner(name, owner_of)
                 total[owner + 1] += 1
                 trained[owner + 1] += int(entry.trains or entry.kind == "adapter")
-        for index in range(len(self.modules)):
-            total[index + 1] += total[index]
-            trained[index + 1] += trained[index]
+        total, trained = list(accumulate(total)), list(accumulate(trained))
         roots: list[str] = []
         index = 0
         while index < len(self.modules):
@@ -132,6 +143,7 @@ class TrainabilityPlan:
         """Elements of the model with its adapters, each tensor once."""
         return sum(entry.num_elements for entry in self.decisions.values())
 
+    @collector_paused()
     def apply(self, model: nn.Module) -> None:
         """Set every flag of `model` as planned, hold wholly frozen subtrees in evaluation mode, attach the plan.
 
@@ -140,7 +152,19 @@ class TrainabilityPlan:
         Raises:
             PlanMismatchError: the model has other parameters than the plan.
         """
-        params = dict(canonical_named_parameters(model, unique=True))
+        modules = list(canonical_named_modules(model))
+        named = [
+            (join_path(path, name), param)
+            for path, module in modules
+            for name, param in module._parameters.items()
+            if param is not None
+        ]
+        params: dict[str, nn.Parameter] = {}
+        seen: set[int] = set()
+        for path, param in named:  # a tied one under its first name
+            if id(param) not in seen:
+                seen.add(id(param))
+                params[path] = param
         unknown = [path for path in params if path not in self.decisions]
         gone = [path for path in self.decisions if path not in params]
         if unknown or gone:
@@ -150,11 +174,11 @@ class TrainabilityPlan:
                 possible=f"unknown: {unknown[:5]}; gone: {gone[:5]}",
                 fix="resolve the plan on this model, or call plan.bind(model) after the step that replaced parameters",
             )
-        flags = {path: param.requires_grad for path, param in canonical_named_parameters(model)}
+        flags = {path: param.requires_grad for path, param in named}
         attach_plan(model, self, {**flags, **(built_flags(model) or {})})
         for path, param in params.items():
             set_trainable(param, self.decisions[path].trains)
-        hold_in_eval(model, self.frozen_roots if self.frozen_mode == "eval" else ())
+        hold_in_eval(model, self.frozen_roots if self.frozen_mode == "eval" else (), modules=modules)
 
     def bind(self, model: nn.Module, *, step: str = "the last step") -> TrainabilityPlan:
         """The plan for `model` after a step that may have replaced parameters (rules: `bind.py`).

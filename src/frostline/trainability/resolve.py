@@ -18,6 +18,7 @@ from frostline.trainability.decision import (
     PEFT_FREEZES,
     Decision,
     Rule,
+    decide,
 )
 from frostline.trainability.plan import TrainabilityPlan
 from frostline.trainability.rows import module_rows
@@ -220,7 +221,7 @@ def _decisions(
         rule, trains = draft.rule[index], draft.trains[index]
         built = built_flags.get(ref.path, ref.requires_grad) if built_flags else ref.requires_grad
         note = "the model built it frozen" if trains and rule.kind == "unfreeze" and not built else ""
-        yield Decision(ref.path, trains, rule, note, ref.num_elements, ref.shape, ref.dtype_name, kind, other)
+        yield decide(ref.path, trains, rule, note, ref.num_elements, ref.shape, ref.dtype_name, kind, other)
 
 
 def _untrainable(decisions: Iterable[Decision]) -> list[Problem]:

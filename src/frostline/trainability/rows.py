@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from frostline.tree import ModuleTree
+from frostline.tree.records import quick_maker
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,4 +20,7 @@ class ModuleRow:
 
 def module_rows(tree: ModuleTree) -> tuple[ModuleRow, ...]:
     """The rows of `tree`, in preorder."""
-    return tuple(ModuleRow(ref.path, type(ref.module).__name__, ref.end, ref.is_adapter) for ref in tree.modules)
+    return tuple(_make_row(ref.path, type(ref.module).__name__, ref.end, ref.is_adapter) for ref in tree.modules)
+
+
+_make_row = quick_maker(ModuleRow)

@@ -3,6 +3,7 @@
 Knows only `torch.nn`: nothing of selectors, plans or adapters.
 """
 
+from frostline.tree.collector import collector_paused
 from frostline.tree.flags import set_trainable
 from frostline.tree.hashing import tensor_checksum, tensor_digest
 from frostline.tree.tree import BufferRef, ModuleRef, ModuleTree, ParamRef, PlannedParam
@@ -25,6 +26,7 @@ __all__ = [
     "canonical_named_buffers",
     "canonical_named_modules",
     "canonical_named_parameters",
+    "collector_paused",
     "join_path",
     "set_trainable",
     "tensor_checksum",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from frostline.errors import ModelError
-from frostline.tree.wrappers import wrapped_child
+from frostline.tree.wrappers import may_wrap, wrapped_child
 
 
 def join_path(prefix: str, name: str) -> str:
@@ -38,7 +38,8 @@ def walk_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
     stack: list[tuple[str, nn.Module, frozenset[int]]] = [("", model, frozenset())]
     while stack:
         path, module, above = stack.pop()
-        module = unwrap(module)
+        if may_wrap(type(module)):
+            module = unwrap(module)
         if id(module) in above:
             raise ModelError(
                 f"module {path!r} ({type(module).__name__}) contains itself",
