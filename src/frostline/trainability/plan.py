@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,15 @@ from frostline.trainability.rules import FreezeRules
 from frostline.trainability.together import agree
 from frostline.trainability.verify import verify_plan
 from frostline.trainability.wrapped import refuse_flat_parameters, require_fitting_wrappers
-from frostline.tree import ModuleTree, canonical_named_parameters, carry_flags_over, set_trainable, unwrap
+from frostline.tree import (
+    ModuleTree,
+    canonical_named_modules,
+    canonical_named_parameters,
+    carry_flags_over,
+    collector_paused,
+    set_trainable,
+    unwrap,
+)
 
 if TYPE_CHECKING:
     from frostline.selectors import Selector
@@ -55,6 +63,18 @@ class Decisions(Mapping[str, Decision]):
 
     def __len__(self) -> int:
         return len(self._by_path)
+
+    # What follows is inherited as well, but made of one look-up in Python for each path.
+    def __contains__(self, path: object) -> bool:
+        return path in self._by_path or path in self._by_alias
+
+    def values(self) -> ValuesView[Decision]:
+        """The decision of each tensor, in definition order."""
+        return self._by_path.values()
+
+    def items(self) -> ItemsView[str, Decision]:
+        """Each tensor's first name and its decision."""
+        return self._by_path.items()
 
 
 class TrainabilityPlan:
@@ -225,6 +245,7 @@ class TrainabilityPlan:
         }
         return TrainabilityPlan(**{**held, **changes})
 
+    @collector_paused()
     def apply(self, model: nn.Module) -> None:
         """Set every flag of `model` as planned, hold wholly frozen subtrees in evaluation mode, attach the plan.
 
@@ -234,7 +255,14 @@ class TrainabilityPlan:
             PlanMismatchError: the model has other parameters than the plan, or is inside a wrapper that captured other
                 flags (DDP).
         """
-        params = dict(canonical_named_parameters(model, unique=True))
+        modules = list(canonical_named_modules(model))
+        named = list(canonical_named_parameters(model, modules=modules))
+        params: dict[str, nn.Parameter] = {}
+        seen: set[int] = set()
+        for path, param in named:  # a tied one under its first name
+            if id(param) not in seen:
+                seen.add(id(param))
+                params[path] = param
         unknown = [path for path in params if path not in self.decisions]
         gone = [path for path in self.decisions if path not in params]
         if unknown or gone:
@@ -245,12 +273,12 @@ class TrainabilityPlan:
                 fix="resolve the plan on this model, or call plan.bind(model) after the step that replaced parameters",
             )
         require_fitting_wrappers(self, model, "plan.apply")
-        flags = {path: param.requires_grad for path, param in canonical_named_parameters(model)}
+        flags = {path: param.requires_grad for path, param in named}
         attach_plan(model, self, {**flags, **(built_flags(model) or {})})
         for path, param in params.items():
             set_trainable(param, self.decisions[path].trains)
         carry_flags_over(model)
-        hold_in_eval(model, self.frozen_roots)
+        hold_in_eval(model, self.frozen_roots, modules=modules)
 
     def bind(
         self,

@@ -3,6 +3,7 @@
 Knows only `torch.nn`: nothing of selectors, plans or adapters.
 """
 
+from frostline.tree.collector import collector_paused
 from frostline.tree.flags import set_trainable
 from frostline.tree.hashing import tensor_checksum, tensor_checksums, tensor_digest
 from frostline.tree.local import is_distributed, is_trainable_dtype, local_part, local_parts, stored_dtype
@@ -34,6 +35,7 @@ __all__ = [
     "canonical_named_modules",
     "canonical_named_parameters",
     "carry_flags_over",
+    "collector_paused",
     "data_parallel_parts",
     "has_flat_parameters",
     "is_distributed",
