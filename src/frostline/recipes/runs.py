@@ -307,11 +307,12 @@ def _facts(loaded: LoadedConfig, assembly: Assembly, meta: MetaModel, plan: Trai
         config.schedule, total_steps=steps, origins=loaded.origins
     )  # a warm-up that does not fit is said now
     length = _length(loaded, len(data.train), steps)
+    rate = f"lr {config.learning_rate:g} {config.schedule.name}"
     facts = {
         "optimizer": _OPTIMIZERS.get(config.optimizer.name, config.optimizer.name),
         "data": data.summary,
         **({"labels": data.label_summary} if data.label_summary else {}),
-        "steps": f"{steps:,} = {length}, lr {config.learning_rate:g} {config.schedule.name}; backward reaches {backward_reaches(plan)}",
+        "steps": f"{steps:,} = {length}, {rate}; backward reaches {backward_reaches(plan)}",
         "loads in": _loads_in(assembly, meta, plan, loaded),
     }
     notes = [*meta.notes, *data.notes]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from frostline.trainability.decision import Decision, Rule
@@ -80,7 +81,7 @@ class Sums:
         base, base_trained: elements outside adapters.
         rules: rule -> (parameters, whether they train), outside adapters.
         kinds: of the parameters outside adapters.
-        adapters: (path of the adapted module from here, with `*` for numbers; rule in words) -> elements, of which train.
+        adapters: (path of the adapted module from here, with `*` for numbers; rule) -> elements, of which train.
     """
 
     base: int = 0
@@ -154,7 +155,7 @@ def span(names: Sequence[str]) -> str:
     if len(names) == 1:
         return names[0]
     numbers = [int(name) for name in names]
-    steps = {after - before for before, after in zip(numbers, numbers[1:], strict=False)}
+    steps = {after - before for before, after in pairwise(numbers)}
     if len(steps) == 1 and (step := next(iter(steps))) > 0 and (step == 1 or len(names) > 2):
         return f"{names[0]}-{names[-1]}" + (f" step {step}" if step > 1 else "")
     runs: list[list[int]] = []

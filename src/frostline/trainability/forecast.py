@@ -48,7 +48,7 @@ class Forecast:
     """Bytes on the fullest device of a group.
 
     Attributes:
-        dp_replicate_size, dp_shard_size, tp_size: the group; data parallel copies (DDP), shards (FSDP2), tensor parallel.
+        dp_replicate_size, dp_shard_size, tp_size: the group: copies (DDP), shards (FSDP2), tensor parallel.
         weights: all parameters, adapters among them; trained ones in the number format that they train in.
         adapters: the part of `weights` that adapters take.
         gradients: of trained parameters.
@@ -228,7 +228,8 @@ def _notes(
     changed = {plan.decisions[path].dtype for path in plan.trainable} & converted.keys()
     for name in sorted(changed):
         found.append(
-            f"{name} parameters that train are kept in {converted[name]} (master weights), gradients and optimizer state too"
+            f"{name} parameters that train are kept in {converted[name]} (master weights), "
+            "gradients and optimizer state too"
         )
     if placements:
         counts = Counter(placements.values())
