@@ -35,7 +35,7 @@
       ? { trained: entry.trained, frozen: entry.elements - entry.trained } : { [entry.state]: entry.elements },
     rules: new Map(entry.isAlias ? [] : [[entry.rule, 1]]),
     conditional: !!entry.conditional, tied: entry.ties.length > 0, noted: !!entry.note,
-    log: 0.6 + Math.log10(1 + entry.elements),
+    log: entry.isAlias ? 3 : 1.2 + Math.log10(1 + entry.elements),
   }));
   const many = count => count === 1 ? 1 : 1 + Math.log2(count) / 3;
   const ofPart = [];
@@ -69,7 +69,10 @@
   const root = { path: "", names: [], part: data.root, entry: null, parent: null, times: 1, count: 1, label: data.parts[data.root][0] || "model" };
   root.key = "";
 
-  function childrenOf(node) {
+  const plain = node => node.chain ? Object.getPrototypeOf(node) : node;
+
+  function childrenOf(drawnNode) {
+    const node = plain(drawnNode);
     if (node.children) return node.children;
     const found = node.children = [];
     if (node.entry !== null) return found;
@@ -112,8 +115,13 @@
     const present = Object.keys(sumsOf(node).by);
     return present.length === 1 ? present[0] : present.length === 0 ? "frozen" : "mixed";
   }
-  const weight = node => state.scale === "linear"
-    ? Math.max(sumsOf(node).elements * node.count, 0) : sumsOf(node).log * many(node.count);
+  // In the linear scale what trains, and every other name of a tensor, keeps a height that can be seen.
+  const least = ofPart[data.root].elements * 0.004;
+  const weight = node => {
+    const sums = sumsOf(node);
+    if (state.scale === "log") return sums.log * many(node.count);
+    return Math.max(sums.elements * node.count, sums.trained || sums.params === 0 ? least : 0);
+  };
 
   // ------------------------------------------------------------------------------------------------ words
 
@@ -177,12 +185,16 @@
     const focus = shown(state.focus || root);
     const depthOf = node => node.entry !== null ? 1 : 1 + Math.max(0, ...childrenOf(node).map(child => depthOf(shown(child))));
     const columns = Math.max(2, Math.min(depthOf(focus), Math.floor(width / 118)));
+    // The first column tells little beside the breadcrumb, the last one has the longest names.
+    const shares = Array.from({ length: columns }, (_, column) => column === 0 ? 0.55 : column === columns - 1 ? 1.3 : 1);
+    const unit = width / shares.reduce((all, share) => all + share, 0);
+    const edges = shares.reduce((all, share) => [...all, all[all.length - 1] + share * unit], [0]);
     const found = [];
     (function place(node, column, top, size) {
       const inside = node.entry !== null ? [] : childrenOf(node).map(shown);
       const isLast = inside.length === 0 || column === columns - 1;
-      const left = column * width / columns;
-      found.push({ node, left, top, width: (isLast ? width : (column + 1) * width / columns) - left, height: size, isLast, more: isLast && inside.length > 0 });
+      const left = edges[column];
+      found.push({ node, left, top, width: (isLast ? width : edges[column + 1]) - left, height: size, isLast, more: isLast && inside.length > 0 });
       if (isLast) return;
       const whole = inside.reduce((all, child) => all + weight(child), 0) || 1;
       let from = top;
@@ -243,15 +255,19 @@
       for (const kind of ["trained", "adapter", "new", "frozen"])
         if (sums.by[kind]) element("i", null, strip, kind).style.flexGrow = String(Math.sqrt(sums.by[kind] / sums.elements));
     }
-    if (box.height < 13) return;
-    const text = element("div", null, cell, box.height > 46 ? "text high" : "text");
+    if (box.height < 12) return;
+    const isHigh = box.height > (style === "mixed" ? 60 : 44);
+    const text = element("div", null, cell, isHigh ? "text high" : box.height < 19 ? "text low" : "text");
     element("b", node.label, text);
     if (node.count > 1) badge(text, `×${node.count}`, `Unfold ${node.count} equal blocks`, () => toggle(node));
     else if (node.group && node.parent) badge(text, "fold", "Fold the equal blocks again", () => toggle(node));
-    const marks = [sums.tied && "tied", node.entry !== null && sums.noted && "note", node.entry !== null && entries[node.entry].kind === "new" && "NEW"].filter(Boolean);
+    const marks = [sums.tied && "⇄ tied", node.entry !== null && sums.noted && "✎ note", node.entry !== null && entries[node.entry].kind === "new" && "NEW"].filter(Boolean);
     const counts = node.entry !== null ? `${entries[node.entry].shape.join("×")}` : short(sums.elements * node.times);
-    const trains = node.entry === null && sums.trained ? `, ${short(sums.trained * node.times)} train` : "";
-    element("span", [counts + trains, ...marks].join(" · "), text);
+    const trains = node.entry === null && sums.trained && sums.trained < sums.elements ? `, ${short(sums.trained * node.times)} train` : "";
+    if (!isHigh) { element("span", [counts + trains, ...marks].join(" · "), text); return; }
+    element("div", null, text, "break");
+    element("span", [counts, ...marks].join(" · "), text);
+    if (trains) element("em", trains.slice(2), text);
   }
 
   function badge(parent, text, title, act) {
@@ -307,7 +323,6 @@
     hideTip();
     draw();
   }
-  const plain = node => node.chain ? Object.getPrototypeOf(node) : node;
 
   function toggle(node) {
     const group = node.group || (node.count > 1 ? node.key : null);
@@ -341,9 +356,7 @@
         count += own;
       }
       // A module is found itself where its own last component makes the match, not each module below it.
-      const above = new Set(node.parent ? node.parent.paths || [] : []);
       const selfHit = node.entry !== null ? own > 0 : node !== root && (byClass || prefixes.some(path => fits(path.toLowerCase()) && !fits(path.replace(/\.?[^.]*$/, "").toLowerCase())));
-      void above;
       for (const child of childrenOf(node)) {
         const names = child.names[child.names.length - 1], below = [];
         for (const prefix of prefixes) for (const name of names) below.push(join(prefix, name));
@@ -422,9 +435,9 @@
       zoom(box.node);
       drawn[0].cell.focus();
     } else if (event.key.toLowerCase() === "u" && !event.ctrlKey && !event.metaKey) {
-      const key = box.node.parent ? box.node.parent.key : "";
+      const group = box.node.group || box.node.key;
       toggle(box.node);
-      const back = drawn.find(other => other.node.key === box.node.key) || drawn.find(other => other.node.key.startsWith(key)) || drawn[0];
+      const back = drawn.find(other => other.node.key === group || other.node.group === group) || drawn[0];
       back.cell.tabIndex = 0; back.cell.focus();
     }
   });
@@ -453,7 +466,9 @@
     root.children = null;
     search(); draw();
   });
-  addEventListener("resize", () => draw());
+  let drawnWidth = 0;
+  new ResizeObserver(() => { if (picture.clientWidth !== drawnWidth) { drawnWidth = picture.clientWidth; draw(); } }).observe(picture);
+  addEventListener("resize", draw);
 
   // ---------------------------------------------------------------------------------------------- the rest
 
@@ -467,7 +482,8 @@
       made.type = "button";
       made.dataset.kind = key;
       made.setAttribute("aria-pressed", String(state.only.has(key)));
-      element("i", null, made, key === "conditional" ? "trained conditional" : key === "tied" || key === "noted" ? "ghost" : key);
+      const glyph = { tied: "⇄", noted: "✎" }[key];
+      element(glyph ? "span" : "i", glyph, made, glyph ? "" : key === "conditional" ? "trained conditional" : key);
       made.append(text);
       made.addEventListener("click", () => { if (!state.only.delete(key)) state.only.add(key); drawLegend(); draw(); });
     }
