@@ -34,7 +34,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say aloud what a machine could not test: a skip is one letter among thousands."""
     skipped = [report for report in terminalreporter.stats.get("skipped", []) if "tests/browser" in report.nodeid]
     if skipped:
-        reason = str(skipped[0].longrepr[-1] if isinstance(skipped[0].longrepr, tuple) else skipped[0].longrepr)
+        reason = str(skipped[0].longrepr[-1] if isinstance(skipped[0].longrepr, tuple | list) else skipped[0].longrepr)
         terminalreporter.section("NOT TESTED", sep="!", yellow=True, bold=True)
         terminalreporter.line(f"{len(skipped)} tests of the page of a plan did not run. {reason}")
         terminalreporter.line("Install one (Debian: apt-get install chromium), or name it in FROSTLINE_CHROMIUM.")

@@ -253,7 +253,10 @@
     if (style === "mixed" && box.height > 3 && node.entry === null) {
       const strip = element("div", null, cell, "strip");
       for (const kind of ["trained", "adapter", "new", "frozen"])
-        if (sums.by[kind]) element("i", null, strip, kind).style.flexGrow = String(Math.sqrt(sums.by[kind] / sums.elements));
+        if (sums.by[kind]) {
+          const share = sums.by[kind] / sums.elements;
+          element("i", null, strip, kind).style.flexGrow = String(state.scale === "linear" ? share : Math.sqrt(share));
+        }
     }
     if (box.height < 12) return;
     const isHigh = box.height > (style === "mixed" ? 60 : 44);
