@@ -53,7 +53,7 @@ PAGES: dict[str, Expected] = {
     "README.md": Expected({"console": 5, "yaml": 2, "python": 2, "text": 1}, 6, BBC_SHORT),
     "docs/guides/classification.md": Expected({"yaml": 2, "console": 5, "python": 1, "text": 1}, 5, BBC_SHORT),
     "docs/guides/chat.md": Expected({"json": 2, "yaml": 1, "console": 3, "python": 2}, 3, ("training.max_steps=2",)),
-    "docs/guides/reading-a-plan.md": Expected({"yaml": 3, "console": 7, "python": 1, "text": 1}, 7),
+    "docs/guides/reading-a-plan.md": Expected({"yaml": 3, "console": 9, "python": 1, "text": 1}, 9),
     "docs/guides/runs.md": Expected({"yaml": 1, "console": 10, "json": 1, "python": 2}, 10, BBC_SHORT),
     "docs/guides/library.md": Expected({"python": 10, "text": 5}, 0),
     "docs/guides/coming-from.md": Expected({"yaml": 2, "console": 1, "python": 2}, 1),

@@ -47,4 +47,4 @@ def render_page(
 
 
 def _file(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return resources.files("frostline.trainability.page").joinpath(name).read_text(encoding="utf-8")
