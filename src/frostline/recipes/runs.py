@@ -347,7 +347,7 @@ def _forecast(loaded: LoadedConfig, meta: MetaModel, plan: TrainabilityPlan, **s
         optimizer=config.optimizer.name,
         momentum=config.optimizer.momentum,
         trained_as=trained_as(config.training),
-        tp_plan=getattr(meta.model, "_tp_plan", None) or None,  # transformers' own, by glob over module paths
+        tp_plan=getattr(meta.model, "_tp_plan", None) or None,  # transformers' own
     )
 
 

@@ -211,9 +211,9 @@ class TrainabilityPlan:
         Args:
             optimizer: a name of the config's `optimizer.name`; `momentum` is that of sgd and rmsprop.
             trained_as: dtype of a parameter as loaded -> dtype that it trains in.
-            tp_plan: glob over module paths -> `colwise` or `rowwise`, as transformers models carry it. None takes the
-                rule of pairs: the second linear of a pair (`o_proj`, `down_proj`, ...) and tables by row, others by
-                column.
+            tp_plan: path with `*` for numbers -> `colwise` or `rowwise`, as transformers models carry it. None takes
+                the rule of pairs: the second linear of a pair (`o_proj`, `down_proj`, ...) and tables by row, others
+                by column.
 
         Raises:
             ConfigError: a size below 1, or an optimizer that is not known.

@@ -133,6 +133,19 @@ def test_the_models_own_tensor_parallel_plan_comes_first() -> None:
     assert "by the model's own plan" in forecast.notes[0]
 
 
+def test_fused_experts_that_the_models_plan_names_are_split() -> None:
+    model = nn.Module()
+    model.experts = nn.ModuleList([nn.Module()])
+    model.experts[0].gate_up_proj = nn.Parameter(torch.ones(3, 8, 4))  # [experts, out, in]
+    model.experts[0].down_proj = nn.Parameter(torch.ones(3, 4, 6))
+    model.experts[0].odd = nn.Parameter(torch.ones(3, 4, 5))
+    styles = {"experts.*.gate_up_proj": "packed_colwise", "experts.*.down_proj": "rowwise", "experts.*.odd": "rowwise"}
+    forecast = resolve(model).forecast(tp_size=2, dp_shard_size=2, tp_plan=styles)
+    assert list(forecast.placements.values()) == ["column", "row", "replicated"]
+    assert forecast.weights == 4 * 2 * (4 * 4 + 4 * 3 + 4 * 5)  # two of three experts on the fuller device
+    assert "not split, since 2 does not divide them: experts.0.odd" in forecast.notes
+
+
 @pytest.mark.parametrize("injected", [False, True])
 def test_the_factor_beside_the_split_dim_is_split_with_it(injected: bool) -> None:
     model = Decoder()
