@@ -151,7 +151,7 @@ def forecast_plan(
         optimizer_state=totals["state"],
         optimizer=optimizer,
         placements=placements,
-        notes=tuple(_notes(plan, placements, converted, split)),
+        notes=tuple([*_notes(plan, placements, converted, split), *_refusals(optimizer, dp_shard_size * tp_size)]),
     )
 
 
@@ -176,6 +176,13 @@ def _notes(
         names = ", ".join(split.uneven[:3]) + (f" and {len(split.uneven) - 3} more" if len(split.uneven) > 3 else "")
         found.append(f"not split, since {split.size} does not divide them: {names}")
     return found
+
+
+def _refusals(optimizer: str, num_shards: int) -> list[str]:
+    """What torch would refuse to run, so that nobody plans with it."""
+    if optimizer == "adafactor" and num_shards > 1:  # torch 2.13: an in-place operation on a partial DTensor
+        return ["torch's Adafactor does not run on split parameters: take another optimizer, or dp_replicate alone"]
+    return []
 
 
 def _state_bytes(optimizer: str, momentum: float, shape: list[int], itemsize: int) -> int:

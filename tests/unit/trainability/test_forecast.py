@@ -170,6 +170,12 @@ def test_the_factor_beside_the_split_dim_is_split_with_it(injected: bool) -> Non
     assert "(adapters 0.0 MB)" in plan.render(devices=forecast)
 
 
+def test_an_optimizer_that_cannot_run_on_shards_is_named() -> None:
+    plan = resolve(encoder())
+    assert "Adafactor does not run on split" in plan.forecast(optimizer="adafactor", dp_shard_size=2).notes[0]
+    assert plan.forecast(optimizer="adafactor", dp_replicate_size=2).notes == ()
+
+
 def test_sizes_below_one_are_refused() -> None:
     with pytest.raises(ConfigError, match="tp_size cannot be 0"):
         resolve(encoder()).forecast(tp_size=0)
