@@ -151,7 +151,7 @@ def forecast_plan(
         optimizer_state=totals["state"],
         optimizer=optimizer,
         placements=placements,
-        notes=tuple([*_notes(plan, placements, converted, split), *_refusals(optimizer, dp_shard_size * tp_size)]),
+        notes=(*_notes(plan, placements, converted, split), *_refusals(optimizer, dp_shard_size * tp_size)),
     )
 
 
