@@ -54,6 +54,8 @@ PAGES: dict[str, Expected] = {
     "docs/guides/classification.md": Expected({"yaml": 2, "console": 5, "python": 1, "text": 1}, 5, BBC_SHORT),
     "docs/guides/chat.md": Expected({"json": 2, "yaml": 1, "console": 3, "python": 2}, 3, ("training.max_steps=2",)),
     "docs/guides/reading-a-plan.md": Expected({"yaml": 3, "console": 9, "python": 1, "text": 1}, 9),
+    "docs/guides/selecting.md": Expected({"python": 3, "yaml": 2, "text": 3}, 0),
+    "docs/guides/phases.md": Expected({"yaml": 1, "console": 2, "python": 1, "text": 1}, 2, BBC_SHORT),
     "docs/guides/runs.md": Expected({"yaml": 1, "console": 10, "json": 1, "python": 2}, 10, BBC_SHORT),
     "docs/guides/library.md": Expected({"python": 10, "text": 5}, 0),
     "docs/guides/coming-from.md": Expected({"yaml": 2, "console": 1, "python": 2}, 1),

@@ -183,7 +183,7 @@ def schema() -> None:
 
 
 def _smoke(loaded: Any) -> None:
-    """Train two steps in a folder of its own, then load the checkpoint into a fresh base and score it again."""
+    """Train a few steps in a folder of its own, then load the checkpoint into a fresh base and score it again."""
     import torch
 
     from frostline.recipes.finished import FinishedRun, evaluate_run
@@ -199,7 +199,8 @@ def _smoke(loaded: Any) -> None:
         reloaded = FinishedRun.open(run, "latest")
         if not scored:
             reloaded.load_model(reloaded.assemble(with_data=False, say=say), torch.device("cpu"))
-            print(f"{result.proof}\nsmoke run: 2 steps, saved, reloaded; no validation data to score; nothing was kept")
+            print(result.proof)
+            print(f"smoke run: {result.steps} steps, saved, reloaded; no validation data to score; nothing was kept")
             return
         again = {score.part: score for score in evaluate_run(reloaded, parts=("validation",), say=say, loaded=loaded)}
     first, second = result.last_metrics["loss"], again["validation"].metrics["loss"]
@@ -211,7 +212,9 @@ def _smoke(loaded: Any) -> None:
             fix="report this: something that training changed is not in the checkpoint",
         )
     print(result.proof)
-    print(f"smoke run: 2 steps, evaluated, saved, reloaded with the same loss ({second}); nothing was kept")
+    print(
+        f"smoke run: {result.steps} steps, evaluated, saved, reloaded with the same loss ({second}); nothing was kept"
+    )
 
 
 def _print_result(folder: Path, result: Any) -> None:

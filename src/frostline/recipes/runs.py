@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from frostline.adapters import PEFT, parse_method
 from frostline.checkpoint import BaseIdentity, Manifest, RunFolder, fingerprint_files, plan_layout
@@ -109,6 +109,7 @@ def plan_run(loaded: LoadedConfig, *, encode: bool = True, say: Say = lambda lin
         new=meta.new,
         origins=loaded.origins,
     )
+    plan = _with_steps(plan, loaded, assembly)
     memory = _forecast(loaded, meta, plan)
     return PlannedRun(loaded, assembly, meta, plan, _facts(loaded, assembly, meta, plan), memory)
 
@@ -192,7 +193,8 @@ def train_run(
             possible="\n".join(planned.plan.diff(plan)[:8]),
             fix="report this model: its structure depends on its weights",
         )
-    require_no_extra_state(held.model, plan)  # before the training that could not be saved
+    plan = _with_steps(plan, loaded, assembly)
+    require_no_extra_state(held.model, plan.in_phase(len(plan.phases)))  # before training what could not be saved
     assembly.recipe.check_model(held.model, loaded.origins.at("model", "name_or_path"))
     with RunFolder.open(folder or loaded.run_folder, mode) as run:
         try:
@@ -266,11 +268,14 @@ def _first(about: Callable[[], None], write: Callable[[Path], None]) -> Callable
 def shorten(loaded: LoadedConfig) -> LoadedConfig:
     """The config of a smoke run: two steps, the examples that they take, few to validate on, the rest as it is.
 
+    With phases, one step before them and one in each.
+
     Sources are still read whole: labels and duplicates are those of the real run. `class_weights: balanced` counts all
     training examples, so all of them stay.
     """
     config = loaded.config
-    num_train = 2 * config.training.batch_size
+    steps = 1 + max(1, len(config.freeze_config.phases))
+    num_train = steps * config.training.batch_size
     if config.training.class_weights == "balanced":
         max_examples = config.data.max_examples
     else:
@@ -279,9 +284,10 @@ def shorten(loaded: LoadedConfig) -> LoadedConfig:
     validation = min(config.evaluation.max_examples or 32, 32)
     return replace(
         loaded,
+        data=_one_step_a_phase(loaded.data),
         config=config.model_copy(
             update={
-                "training": config.training.model_copy(update={"epochs": None, "max_steps": 2}),
+                "training": config.training.model_copy(update={"epochs": None, "max_steps": steps}),
                 "data": config.data.model_copy(update={"max_examples": max_examples}),
                 "schedule": config.schedule.model_copy(
                     update={"warmup": min(warmup, 1) if isinstance(warmup, int) else warmup}
@@ -294,6 +300,21 @@ def shorten(loaded: LoadedConfig) -> LoadedConfig:
     )
 
 
+def _one_step_a_phase(data: dict[str, Any]) -> dict[str, Any]:
+    block: dict[str, Any] = data.get("freeze_config") or {}
+    if not block.get("phases"):
+        return data
+    phases = [{**phase, "at": {"step": number}} for number, phase in enumerate(block["phases"], start=1)]
+    return {**data, "freeze_config": {**block, "phases": phases}}
+
+
+def _with_steps(plan: TrainabilityPlan, loaded: LoadedConfig, assembly: Assembly) -> TrainabilityPlan:
+    """`plan` with the steps at which its phases begin, which must lie inside the run."""
+    assert assembly.data is not None
+    steps_per_epoch = math.ceil(len(assembly.data.train) / loaded.config.training.batch_size)
+    return plan.place_phases(steps_per_epoch, _num_steps(loaded, assembly.data))
+
+
 def _num_steps(loaded: LoadedConfig, data: PreparedData) -> int:
     training = loaded.config.training
     return num_steps(len(data.train), training.batch_size, epochs=training.epochs, max_steps=training.max_steps)
@@ -303,16 +324,15 @@ def _facts(loaded: LoadedConfig, assembly: Assembly, meta: MetaModel, plan: Trai
     config, data = loaded.config, assembly.data
     assert data is not None
     steps = _num_steps(loaded, data)
-    build_schedule(
-        config.schedule, total_steps=steps, origins=loaded.origins
-    )  # a warm-up that does not fit is said now
+    # A warm-up that does not fit is said now.
+    build_schedule(config.schedule, total_steps=steps, phases=plan.phases, origins=loaded.origins)
     length = _length(loaded, len(data.train), steps)
     rate = f"lr {config.learning_rate:g} {config.schedule.name}"
     facts = {
         "optimizer": _OPTIMIZERS.get(config.optimizer.name, config.optimizer.name),
         "data": data.summary,
         **({"labels": data.label_summary} if data.label_summary else {}),
-        "steps": f"{steps:,} = {length}, {rate}; backward reaches {backward_reaches(plan)}",
+        "steps": f"{steps:,} = {length}, {rate}; {_backward(plan)}",
         "loads in": _loads_in(assembly, meta, plan, loaded),
     }
     notes = [*meta.notes, *data.notes]
@@ -351,6 +371,13 @@ def _forecast(loaded: LoadedConfig, meta: MetaModel, plan: TrainabilityPlan, **s
     )
 
 
+def _backward(plan: TrainabilityPlan) -> str:
+    """Where backward stops, in each phase that has it elsewhere than the one before."""
+    ends = [backward_reaches(plan.in_phase(index)) for index in range(len(plan.phases) + 1)]
+    places = [end for index, end in enumerate(ends) if index == 0 or end != ends[index - 1]]
+    return f"backward reaches {', then '.join(places)}"
+
+
 def _loads_in(assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan, loaded: LoadedConfig) -> str:
     if not plan.peft:
         return "transformers after `frostline export --to merged`; peft no (no adapter)"
@@ -361,8 +388,9 @@ def _loads_in(assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan, loade
         new=meta.new,
         origins=loaded.origins,
     )
+    plan = plan.in_phase(len(plan.phases))  # when all has trained that ever does
     layout = plan_layout(meta.model, plan, task_type=assembly.task_type)
-    in_full = [path for path in plan.trainable if plan.decisions[path].kind != "adapter"]
+    in_full = [path for path in plan.kept if plan.decisions[path].kind != "adapter"]
     peft = f"peft without {len(layout.inexpressible)} tensors" if layout.inexpressible else "peft"
     if any(note.startswith(OTHERWISE) for note in layout.notes):
         peft = "peft no (shared modules are adapted)"

@@ -12,7 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from frostline.errors import PlanMismatchError
+from frostline.trainability.conditional import find_conditional
 from frostline.trainability.decision import Decision, Rule
+from frostline.trainability.required import find_required
+from frostline.trainability.rules import rule_of
 from frostline.tree import ModuleTree, ParamRef
 
 if TYPE_CHECKING:
@@ -100,14 +103,20 @@ def _decide_added(plan: TrainabilityPlan, tree: ModuleTree, added: Sequence[int]
         verdicts[index] = _decision(ref, ref.requires_grad and not plan.peft, Rule("baseline", f"added by {step}"))
     if not added:
         return verdicts
-    for selectors, trains in ((plan.rules.freeze, False), (plan.rules.unfreeze, True)):
-        kind = "unfreeze" if trains else "freeze"
+    for selectors, trains in plan.overlays:
         for selector in selectors:
             chosen = selector.select(tree).params
-            rule = Rule(kind, f"{kind}_modules {selector}", selector.origin, selector.selects_params)
+            rule = rule_of(selector, trains=trains)
             for index in added:
                 if chosen[index]:
                     verdicts[index] = _decision(tree.params[index], trains, rule)
+    required = find_required(tree).params
+    conditional = find_conditional(tree, ((entry, entry.select(tree)) for entry in plan.rules.unfreeze))
+    for index in added:
+        if index in required:
+            verdicts[index] = _decision(tree.params[index], False, required[index].rule)
+        elif conditional[index]:
+            verdicts[index] = replace(verdicts[index], conditional=True)
     return verdicts
 
 

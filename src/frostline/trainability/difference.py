@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from frostline.trainability.folding import span
+from frostline.trainability.phase_lines import diff_phases
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,9 @@ def diff_plans(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Diffe
         for path, entry in right.items()
         if path not in left
     )
+    for line in diff_phases(ours.get("phases", ()), theirs.get("phases", ())):
+        name, _, what = line[2:].partition(": ")
+        found.append(Difference(line[0], name, what))
     return found
 
 

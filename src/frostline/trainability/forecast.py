@@ -121,25 +121,30 @@ def forecast_plan(
     converted = trained_as or {}
     totals: Counter[str] = Counter()
     placements: dict[str, str] = {}
-    alike: Counter[tuple[tuple[int, ...], str, bool, str, int | None]] = Counter()
+    alike: Counter[tuple[tuple[int, ...], str, tuple[bool, ...], str, int | None]] = Counter()
+    phases = [set(plan.in_phase(index).trainable) for index in range(len(plan.phases) + 1)]
+    gradients = [0] * len(phases)
     for decision in plan.decisions.values():
         dim = None
         if tp_size > 1:
             placements[decision.path], dim = split.place(decision)
-        alike[decision.shape, decision.dtype, decision.trains, decision.kind, dim] += 1
-    for (global_shape, dtype, trains, kind, dim), count in alike.items():
+        when = tuple(decision.path in trained for trained in phases)
+        alike[decision.shape, decision.dtype, when, decision.kind, dim] += 1
+    for (global_shape, dtype, when, kind, dim), count in alike.items():
         shape = list(global_shape)
         if dim is not None:
             shape[dim] //= tp_size
         if shape:  # FSDP2 splits the first dim into equal shards; the last ones are padded to the size of the first
             shape[0] = -(-shape[0] // dp_shard_size)
-        itemsize = _itemsize(converted.get(dtype, dtype) if trains else dtype)
+        # What a later phase trains is converted, and has its place in the optimizer, from the start.
+        itemsize = _itemsize(converted.get(dtype, dtype) if any(when) else dtype)
         num_bytes = math.prod(shape) * itemsize * count
         totals["weights"] += num_bytes
         if kind == "adapter":
             totals["adapters"] += num_bytes
-        if trains:
-            totals["gradients"] += num_bytes
+        for phase, trains in enumerate(when):
+            gradients[phase] += num_bytes * trains
+        if any(when):
             totals["state"] += _state_bytes(optimizer, momentum, shape, itemsize) * count
     return Forecast(
         dp_replicate_size,
@@ -147,7 +152,7 @@ def forecast_plan(
         tp_size,
         weights=totals["weights"],
         adapters=totals["adapters"],
-        gradients=totals["gradients"],
+        gradients=max(gradients),
         optimizer_state=totals["state"],
         optimizer=optimizer,
         placements=placements,
@@ -159,7 +164,7 @@ def _notes(
     plan: TrainabilityPlan, placements: Mapping[str, str], converted: Mapping[str, str], split: TensorParallel
 ) -> list[str]:
     found: list[str] = []
-    changed = {plan.decisions[path].dtype for path in plan.trainable} & converted.keys()
+    changed = {plan.decisions[path].dtype for path in plan.ever_trained} & converted.keys()
     for name in sorted(changed):
         found.append(
             f"{name} parameters that train are kept in {converted[name]} (master weights), "

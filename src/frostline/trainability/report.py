@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from frostline.trainability.phase_lines import phase_lines
 from frostline.trainability.table import table_rows
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def render_plan(
     lines.append("")
     notes, summary = summary_lines(plan, facts, memory=memory, devices=devices)
     lines.extend(f"{key:<8} {text}" for key, text in summary.items())
+    lines.extend(f"{'phase':<8} {line}" for line in phase_lines(plan))
     lines.extend(f"{'note':<8} {note}" for note in notes)
     lines.append(f"{'plan':<8} {plan.digest[:8]}")
     return "\n".join(lines)

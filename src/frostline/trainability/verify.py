@@ -39,7 +39,7 @@ def verify_plan(plan: TrainabilityPlan, model: nn.Module, optimizer: torch.optim
             f"the model departed from the plan in {len(lines)} place{'s' if len(lines) > 1 else ''}",
             where="plan.verify",
             possible=shown,
-            fix="call plan.bind(model) after the step that changed it, and build the optimizer from plan.trainable",
+            fix="call plan.bind(model) after the step that changed it, and build the optimizer from plan.ever_trained",
         )
 
 
@@ -51,18 +51,19 @@ def _optimizer_differences(
     for group in optimizer.param_groups:
         for param in group["params"]:
             held[id(param)] = held.get(id(param), 0) + 1
+    ever_trained = set(plan.ever_trained)  # the optimizer holds from the start what a later phase trains
     lines: list[str] = []
     for key, count in held.items():
         path = path_of.get(key)
         if path is None:
             lines.append("the optimizer holds a tensor that is not a parameter of the model")
-        elif path not in plan.decisions or not plan.decisions[path].trains:
+        elif path not in ever_trained:
             lines.append(f"{path}: frozen, but in the optimizer")
         if count > 1:
             lines.append(f"{path or 'a tensor'}: {count} times in the optimizer")
     lines.extend(
         f"{path}: trains, but is not in the optimizer"
-        for path in plan.trainable
+        for path in plan.ever_trained
         if path in params and id(params[path]) not in held
     )
     return lines

@@ -36,7 +36,7 @@ def autocast_for(precision: str, device: torch.device) -> Autocast:
 def convert_trained(
     model: nn.Module, plan: TrainabilityPlan, config: TrainingConfig, origins: Origins | None = None
 ) -> None:
-    """Gives the trained floating-point parameters of `model` their `param_dtype`, in place; frozen ones stay.
+    """Gives the floating-point parameters that any phase trains their `param_dtype`, in place; the others stay.
 
     `auto`: float32 for half-precision parameters under bf16 autocast (small updates would be rounded away in
     bfloat16), otherwise the dtype they have. Parameter identity is kept; call it before the optimizer is built.
@@ -49,7 +49,7 @@ def convert_trained(
         dtype = DTYPES[config.param_dtype]
         _refuse_mixed_forward(plan, params, dtype, (origins or Origins()).at("training", "param_dtype"))
     converted = {getattr(torch, name): getattr(torch, other) for name, other in trained_as(config).items()}
-    for path in plan.trainable:
+    for path in plan.ever_trained:
         param = params[path]
         if param.dtype in converted:
             param.data = param.data.to(converted[param.dtype])
@@ -66,8 +66,8 @@ def _refuse_mixed_forward(
     plan: TrainabilityPlan, params: dict[str, nn.Parameter], dtype: torch.dtype, origin: Origin
 ) -> None:
     # Adapters cast their input themselves; base and new parameters meet frozen ones in plain torch operations.
-    converted = [path for path in plan.trainable if plan.decisions[path].kind != "adapter"]
-    others = {params[path].dtype for path in plan.frozen if params[path].is_floating_point()} - {dtype}
+    converted = [path for path in plan.ever_trained if plan.decisions[path].kind != "adapter"]
+    others = {params[path].dtype for path in plan.never_trained if params[path].is_floating_point()} - {dtype}
     if converted and others:
         name = str(dtype).removeprefix("torch.")
         frozen = ", ".join(sorted(str(other).removeprefix("torch.") for other in others))

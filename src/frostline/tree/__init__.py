@@ -4,7 +4,8 @@ Knows only `torch.nn`: nothing of selectors, plans or adapters.
 """
 
 from frostline.tree.flags import set_trainable
-from frostline.tree.hashing import tensor_checksum, tensor_digest
+from frostline.tree.hashing import tensor_checksum, tensor_checksums, tensor_digest
+from frostline.tree.local import is_distributed, is_trainable_dtype, local_part, local_parts, stored_dtype
 from frostline.tree.tree import BufferRef, ModuleRef, ModuleTree, ParamRef, PlannedParam
 from frostline.tree.walk import (
     canonical_named_buffers,
@@ -13,7 +14,14 @@ from frostline.tree.walk import (
     join_path,
     unwrap,
 )
-from frostline.tree.wrappers import AdapterPart, wrapped_child
+from frostline.tree.wrappers import AdapterPart, model_class, wrapped_child
+from frostline.tree.wrapping import (
+    carry_flags_over,
+    data_parallel_parts,
+    has_flat_parameters,
+    is_fully_sharded,
+    shard_groups,
+)
 
 __all__ = [
     "AdapterPart",
@@ -25,9 +33,21 @@ __all__ = [
     "canonical_named_buffers",
     "canonical_named_modules",
     "canonical_named_parameters",
+    "carry_flags_over",
+    "data_parallel_parts",
+    "has_flat_parameters",
+    "is_distributed",
+    "is_fully_sharded",
+    "is_trainable_dtype",
     "join_path",
+    "local_part",
+    "local_parts",
+    "model_class",
     "set_trainable",
+    "shard_groups",
+    "stored_dtype",
     "tensor_checksum",
+    "tensor_checksums",
     "tensor_digest",
     "unwrap",
     "wrapped_child",

@@ -18,8 +18,10 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
 from frostline.errors import ModelError
+from frostline.tree.local import stored_dtype
 from frostline.tree.walk import join_path, walk_modules
-from frostline.tree.wrappers import AdapterPart
+from frostline.tree.wrappers import AdapterPart, model_class
+from frostline.tree.wrapping import parameters_at_rest
 
 
 @dataclass(slots=True)
@@ -53,7 +55,10 @@ class ModuleRef:
 
 @dataclass(slots=True)
 class ParamRef:
-    """One parameter under one name. `param` is None for an adapter parameter that is planned but not injected yet."""
+    """One parameter under one name. `param` is None for an adapter parameter that is planned but not injected yet.
+
+    `shape` is the global one of a sharded tensor, `dtype` that of the numbers which are really stored.
+    """
 
     path: str
     owner: int
@@ -109,6 +114,7 @@ class ModuleTree:
         """
         tree = cls()
         modules, params = tree.modules, tree.params
+        at_rest = parameters_at_rest(model)
         open_modules: list[int] = []  # indices of the ancestors of the module at hand
         for path, module, depth in walk_modules(model):
             index = len(modules)
@@ -116,25 +122,27 @@ class ModuleTree:
                 _close(modules[open_modules.pop()], index, len(params))
             parent = open_modules[-1] if open_modules else -1
             is_adapter = (parent >= 0 and modules[parent].is_adapter) or isinstance(module, AdapterPart)
-            ref = ModuleRef(path, module, parent, is_adapter, param_start=len(params))
-            for name, param in module._parameters.items():
-                if param is not None:
+            start = len(params)
+            if module._parameters:
+                prefix = path + "." if path else ""
+                for name, param in module._parameters.items():
+                    if param is None:
+                        continue
+                    full = prefix + name
                     if is_lazy(param):
-                        raise _uninitialized(join_path(path, name), module)
+                        raise _uninitialized(full, module)
+                    if at_rest:
+                        param = at_rest.get(id(param), param)
+                    dtype = stored_dtype(param)
                     params.append(
-                        ParamRef(
-                            join_path(path, name),
-                            index,
-                            param,
-                            tuple(param.shape),
-                            param.dtype,
-                            param.requires_grad,
-                            is_adapter,
-                        )
+                        ParamRef(full, index, param, tuple(param.shape), dtype, param.requires_grad, is_adapter)
                     )
-            ref.own_param_end = len(params)
-            modules.append(ref)
-            open_modules.append(index)
+            if module._modules:
+                open_modules.append(index)
+                modules.append(ModuleRef(path, module, parent, is_adapter, 0, start, len(params)))
+            else:  # most modules of a large model: closed at once
+                end = len(params)
+                modules.append(ModuleRef(path, module, parent, is_adapter, index + 1, start, end, end))
         for index in open_modules:
             _close(modules[index], len(modules), len(params))
         if len(tree.module_index) < len(modules):
@@ -177,6 +185,9 @@ class ModuleTree:
     @cached_property
     def names_of_tensor(self) -> Mapping[int, tuple[int, ...]]:
         """First parameter index of a tensor -> indices of all its names; only tensors with several names."""
+        ids = [id(ref.param) for ref in self.params if ref.param is not None]
+        if len(set(ids)) == len(ids):
+            return {}
         by_id: dict[int, list[int]] = {}
         for index, ref in enumerate(self.params):
             if ref.param is not None:
@@ -208,7 +219,7 @@ class ModuleTree:
                 isinstance(ref.module, nn.ModuleList)
                 and not ref.is_adapter
                 and bool(children)
-                and len({type(child) for child in children}) == 1
+                and len({model_class(child) for child in children if child is not None}) == 1
             )
             if is_stack:
                 found.append(index)

@@ -9,6 +9,7 @@ from torch.nn import Parameter
 
 from frostline.errors import ModelError
 from frostline.tree.wrappers import wrapped_child
+from frostline.tree.wrapping import parameters_at_rest
 
 
 def join_path(prefix: str, name: str) -> str:
@@ -55,14 +56,21 @@ def walk_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
 
 
 def canonical_named_parameters(model: nn.Module, *, unique: bool = False) -> Iterator[tuple[str, Parameter]]:
-    """Every `(path, parameter)`; a tied parameter under each of its names, or with `unique` under the first only."""
+    """Every `(path, parameter)`; a tied parameter under each of its names, or with `unique` under the first only.
+
+    Of a sharded model it is the parameter that the optimizer holds, also where a gathered one stands in for it.
+    """
     seen: set[int] = set()
+    at_rest = parameters_at_rest(model)
     for path, module in canonical_named_modules(model):
+        if not module._parameters:
+            continue
+        prefix = path + "." if path else ""
         for name, param in module._parameters.items():
             if param is None or (unique and id(param) in seen):
                 continue
             seen.add(id(param))
-            yield join_path(path, name), param
+            yield prefix + name, at_rest.get(id(param), param) if at_rest else param
 
 
 def canonical_named_buffers(model: nn.Module, *, persistent_only: bool = False) -> Iterator[tuple[str, Tensor]]:

@@ -37,3 +37,24 @@ def _wrapped_name(cls: type[nn.Module]) -> str | None:
         return "_checkpoint_wrapped_module"
     declared = getattr(cls, "frostline_wrapped_child", None)
     return declared if isinstance(declared, str) else None
+
+
+def model_class(module: nn.Module) -> type[nn.Module]:
+    """The class that the model's author wrote, below wrappers and below what adapters or `fully_shard` made of it."""
+    while (child := wrapped_child(module)) is not None:
+        module = module._modules[child]  # type: ignore[assignment]
+    return _written_class(type(module))
+
+
+@cache
+def _written_class(cls: type[nn.Module]) -> type[nn.Module]:
+    adapted = cls.__dict__.get("frostline_base_class")
+    if adapted is not None:
+        return _written_class(adapted)
+    # `class FSDPBlock(FSDPModule, Block)` and `class ParametrizedLinear(Linear)`, which torch makes on the fly.
+    bases = cls.__bases__
+    if len(bases) == 2 and bases[0].__name__ in ("FSDPModule", "ReplicateModule"):
+        return _written_class(bases[1])
+    if len(bases) == 1 and cls.__name__ == f"Parametrized{bases[0].__name__}":
+        return _written_class(bases[0])
+    return cls

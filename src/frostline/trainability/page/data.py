@@ -15,6 +15,7 @@ import torch
 
 from frostline.trainability.decision import Rule
 from frostline.trainability.folding import Entry, Part, fold
+from frostline.trainability.phase_lines import phase_lines
 from frostline.trainability.report import summary_lines
 
 if TYPE_CHECKING:
@@ -39,7 +40,10 @@ def page_data(
         "numTrainable": plan.num_trainable,
         "numTotal": plan.num_total,
         "optimizer": facts.get("optimizer", "AdamW"),
-        "facts": [[key, text] for key, text in lines.items() if key not in ("trains", "memory", "device")],
+        "facts": [
+            *([key, text] for key, text in lines.items() if key not in ("trains", "memory", "device")),
+            *(["phase", line] for line in phase_lines(plan)),
+        ],
         "notes": notes,
         "forecasts": forecasts,
         "itemsizes": {entry[2]: getattr(torch, entry[2]).itemsize for entry in tables.entries},
