@@ -1,6 +1,6 @@
 """What the page embeds: the folded tree, each distinct part, parameter and rule once.
 
-    entries  [name, shape, dtype, kind, trains, conditional, rule, note, rows, ties, is another name]
+    entries  [name, shape, dtype, kind, trains, conditional, rule, note, rows, ties, is another name, phases]
     parts    [class name, [entry, ...], [[[name, ...], part], ...]]
 
 Numbers of entries, parts and rules are positions in their lists. Plain data: knows nothing of HTML.
@@ -28,7 +28,7 @@ def page_data(
 ) -> dict[str, Any]:
     """Everything that `page.js` reads."""
     tables = _Tables()
-    root = tables.part(fold(plan))
+    root = tables.part(fold(plan, by_phase=True))
     forecasts = [{"label": "one device", **memory.to_json()}]
     if devices is not None:
         forecasts.append({"label": f"each of {devices.num_devices} devices", **devices.to_json()})
@@ -87,6 +87,7 @@ class _Tables:
                 [len(rows), min(rows), max(rows)] if rows else None,
                 [list(tie) for tie in entry.ties],
                 int(bool(entry.same_as)),
+                list(entry.phases),
             ]
             self._numbers[entry] = len(self.entries)
             self.entries.append(row)

@@ -6,35 +6,35 @@
   const at = id => document.getElementById(id);
   const KINDS = {
     frozen: "frozen", trained: "trained", adapter: "adapter", new: "new", mixed: "partly trained",
-    conditional: "conditional", tied: "tied", noted: "with a note",
+    conditional: "conditional", later: "in some phases", tied: "tied", noted: "with a note",
   };
   const state = { focus: null, unfolded: new Set(), scale: "log", only: new Set(), query: "", hits: null, turn: 0, active: null };
 
   // ---------------------------------------------------------------------------------------------- the tree
 
   const product = shape => shape.reduce((all, size) => all * size, 1);
-  const entries = data.entries.map(([name, shape, dtype, kind, trains, conditional, rule, note, rows, ties, isAlias]) => {
+  const entries = data.entries.map(([name, shape, dtype, kind, trains, conditional, rule, note, rows, ties, isAlias, phases]) => {
     const elements = isAlias ? 0 : product(shape);
     const trained = trains ? (rows && shape.length ? elements / shape[0] * rows[0] : elements) : 0;
     const state = !trains ? "frozen" : kind === "adapter" ? "adapter" : kind === "new" ? "new" : rows ? "mixed" : "trained";
-    return { name, shape, dtype, kind, trains, conditional, rule, note, rows, ties, isAlias, elements, trained, state,
+    return { name, shape, dtype, kind, trains, conditional, rule, note, rows, ties, isAlias, phases, elements, trained, state,
       bytes: elements * data.itemsizes[dtype] };
   });
 
   // Sums of each distinct part, made once: parts come after all that they are made of.
-  const zero = () => ({ elements: 0, trained: 0, bytes: 0, params: 0, by: {}, rules: new Map(), conditional: false, tied: false, noted: false, log: 0 });
+  const zero = () => ({ elements: 0, trained: 0, bytes: 0, params: 0, by: {}, rules: new Map(), conditional: false, later: false, tied: false, noted: false, log: 0 });
   function add(sums, other, times) {
     for (const key of ["elements", "trained", "bytes", "params"]) sums[key] += other[key] * times;
     for (const key in other.by) sums.by[key] = (sums.by[key] || 0) + other.by[key] * times;
     for (const [rule, count] of other.rules) sums.rules.set(rule, (sums.rules.get(rule) || 0) + count * times);
-    for (const key of ["conditional", "tied", "noted"]) sums[key] = sums[key] || other[key];
+    for (const key of ["conditional", "later", "tied", "noted"]) sums[key] = sums[key] || other[key];
   }
   const ofEntry = entries.map(entry => ({
     elements: entry.elements, trained: entry.trained, bytes: entry.bytes, params: entry.isAlias ? 0 : 1,
     by: entry.isAlias ? {} : entry.rows
       ? { trained: entry.trained, frozen: entry.elements - entry.trained } : { [entry.state]: entry.elements },
     rules: new Map(entry.isAlias ? [] : [[entry.rule, 1]]),
-    conditional: !!entry.conditional, tied: entry.ties.length > 0, noted: !!entry.note,
+    conditional: !!entry.conditional, later: entry.phases.length > 0, tied: entry.ties.length > 0, noted: !!entry.note,
     log: entry.isAlias ? 3 : 1.2 + Math.log10(1 + entry.elements),
   }));
   const many = count => count === 1 ? 1 : 1 + Math.log2(count) / 3;
@@ -151,6 +151,7 @@
       const what = entry.kind === "adapter" ? "adapter" : entry.kind === "new" ? "new: not in the base files" : "base";
       const trains = !entry.trains ? "no, frozen" : entry.rows ? `${comma(entry.rows[0])} rows, ${entry.rows[1]} to ${entry.rows[2]}` : "yes";
       lines.push(["trains", `${trains} (${what}${entry.conditional ? ", conditional: may stay without a gradient" : ""})`]);
+      if (entry.phases.length) lines.push(["phases", `trains ${entry.phases.map(phase => phase ? `in phase ${phase}` : "at the start").join(", ")}`]);
       lines.push(["rule", ruleText(entry.rule)]);
       if (entry.ties.length) lines.push(["tied", `${entry.isAlias ? "another name of" : "one tensor with"} ${tiesOf(node).join(", ")}${entry.isAlias ? "; counted there" : ""}`]);
       if (entry.note) lines.push(["note", entry.note]);
@@ -161,6 +162,7 @@
       const rules = [...sums.rules.entries()];
       rules.slice(0, 5).forEach(([rule, count], i) => lines.push([i ? "" : "rules", `${comma(count * node.times)} by ${ruleText(rule).replace("\n", ": ")}`]));
       if (rules.length > 5) lines.push(["", `and ${rules.length - 5} more`]);
+      if (sums.later) lines.push(["phases", "holds parameters that train in some phases only"]);
       if (sums.tied) lines.push(["tied", "holds a tensor that has another name too"]);
       if (sums.noted) lines.push(["note", "holds a parameter with a note"]);
     }
@@ -231,7 +233,7 @@
       const style = stateOf(node), entry = node.entry !== null ? entries[node.entry] : null;
       const isHit = state.hits && state.hits.has(key), isDim = (state.hits && !isHit) || (state.only.size && !matchesLegend(node));
       cell.className = ["cell", entry && entry.rows ? "rows" : style, sumsOf(node).conditional && (entry || style !== "mixed") && "conditional",
-        entry && entry.isAlias && "ghost", box.height < 6 && "thin", isDim && "dim", isHit && state.hits.get(key) === "self" && "hit"].filter(Boolean).join(" ");
+        entry && entry.isAlias && "ghost", sumsOf(node).later && (entry || style !== "mixed") && "later", box.height < 6 && "thin", isDim && "dim", isHit && state.hits.get(key) === "self" && "hit"].filter(Boolean).join(" ");
       const gap = box.height > 8 ? 2 : box.height > 4 ? 1 : 0;
       Object.assign(cell.style, { left: `${box.left}px`, top: `${box.top}px`, width: `${Math.max(box.width - 2, 2)}px`, height: `${Math.max(box.height - gap, 1)}px` });
       cell.tabIndex = key === active ? 0 : -1;
@@ -486,7 +488,7 @@
       made.dataset.kind = key;
       made.setAttribute("aria-pressed", String(state.only.has(key)));
       const glyph = { tied: "⇄", noted: "✎" }[key];
-      element(glyph ? "span" : "i", glyph, made, glyph ? "" : key === "conditional" ? "trained conditional" : key);
+      element(glyph ? "span" : "i", glyph, made, glyph ? "" : key === "conditional" ? "trained conditional" : key === "later" ? "frozen later" : key);
       made.append(text);
       made.addEventListener("click", () => { if (!state.only.delete(key)) state.only.add(key); drawLegend(); draw(); });
     }
