@@ -367,11 +367,12 @@ def _facts(
     # A warm-up that does not fit is said now.
     build_schedule(config.schedule, total_steps=steps, phases=plan.phases, origins=loaded.origins)
     length = _length(loaded, len(data.train), steps)
+    rate = f"lr {config.learning_rate:g} {config.schedule.name}"
     facts = {
         "optimizer": _OPTIMIZERS.get(config.optimizer.name, config.optimizer.name),
         "data": data.summary if loads_in else data.summary.partition(";")[0],  # `--data N` needs a tokenizer
         **({"labels": data.label_summary} if data.label_summary else {}),
-        "steps": f"{steps:,} = {length}, lr {config.learning_rate:g} {config.schedule.name}; {_backward(plan)}",
+        "steps": f"{steps:,} = {length}, {rate}; {_backward(plan)}",
         **({"loads in": loads_in} if loads_in else {}),
     }
     notes = [*notes, *data.notes]
@@ -406,7 +407,7 @@ def _forecast(loaded: LoadedConfig, meta: MetaModel, plan: TrainabilityPlan, **s
         optimizer=config.optimizer.name,
         momentum=config.optimizer.momentum,
         trained_as=trained_as(config.training),
-        tp_plan=getattr(meta.model, "_tp_plan", None) or None,  # transformers' own, by glob over module paths
+        tp_plan=getattr(meta.model, "_tp_plan", None) or None,  # transformers' own
     )
 
 

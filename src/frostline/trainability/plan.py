@@ -22,6 +22,7 @@ from frostline.trainability.difference import diff_plans
 from frostline.trainability.forecast import Forecast, forecast_plan
 from frostline.trainability.frozen_roots import find_frozen_roots
 from frostline.trainability.mode import hold_in_eval
+from frostline.trainability.page import render_page
 from frostline.trainability.phase_lines import phases_to_json
 from frostline.trainability.phases import Phase, phase_at, place_phases
 from frostline.trainability.report import render_plan
@@ -387,9 +388,9 @@ class TrainabilityPlan:
         Args:
             optimizer: a name of the config's `optimizer.name`; `momentum` is that of sgd and rmsprop.
             trained_as: dtype of a parameter as loaded -> dtype that it trains in.
-            tp_plan: glob over module paths -> `colwise` or `rowwise`, as transformers models carry it. None takes the
-                rule of pairs: the second linear of a pair (`o_proj`, `down_proj`, ...) and tables by row, others by
-                column.
+            tp_plan: path with `*` for numbers -> `colwise` or `rowwise`, as transformers models carry it. None takes
+                the rule of pairs: the second linear of a pair (`o_proj`, `down_proj`, ...) and tables by row, others
+                by column.
 
         Raises:
             ConfigError: a size below 1, or an optimizer that is not known.
@@ -417,10 +418,28 @@ class TrainabilityPlan:
 
         Args:
             facts: lines that the model alone does not tell (data, steps); `optimizer` names the optimizer as shown.
-            memory: bytes on one device; None is AdamW, with parameters in the dtype that they have.
+            memory: bytes on one device; None takes the facts' optimizer, and the dtypes that the parameters have.
             devices: bytes on each device of a group, for a line of its own.
+
+        Raises:
+            ConfigError: the bytes of the facts' optimizer are not known.
         """
-        return render_plan(self, facts or {}, width=width, memory=memory or self.forecast(), devices=devices)
+        facts = facts or {}
+        memory = memory or self.forecast(optimizer=facts.get("optimizer", "adamw").lower())
+        return render_plan(self, facts, width=width, memory=memory, devices=devices)
+
+    def to_html(
+        self,
+        facts: Mapping[str, str] | None = None,
+        *,
+        title: str = "model",
+        memory: Forecast | None = None,
+        devices: Forecast | None = None,
+    ) -> str:
+        """The plan as one self-contained page with a folded, zoomable picture of the model; arguments as `render`."""
+        facts = facts or {}
+        memory = memory or self.forecast(optimizer=facts.get("optimizer", "adamw").lower())
+        return render_page(self, facts, title=title, memory=memory, devices=devices)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON-able data."""
