@@ -1,7 +1,7 @@
 """The part of a model that must not move: what belongs to it, and whether it is still bit for bit as it was.
 
-A look costs one pass near the speed of memory, on the device. torch's counters of writes would be cheaper, but they miss
-writes through `.data` and what fused kernels do to statistics. Knows plans and models; raises nothing.
+A look costs one pass near the speed of memory, on the device. torch's counters of writes would be cheaper, but they
+miss writes through `.data` and what fused kernels do to statistics. Knows plans and models; raises nothing.
 """
 
 from __future__ import annotations
