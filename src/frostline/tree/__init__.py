@@ -5,7 +5,7 @@ Knows only `torch.nn`: nothing of selectors, plans or adapters.
 
 from frostline.tree.flags import set_trainable
 from frostline.tree.hashing import tensor_checksum, tensor_checksums, tensor_digest
-from frostline.tree.local import local_part
+from frostline.tree.local import local_parts
 from frostline.tree.tree import BufferRef, ModuleRef, ModuleTree, ParamRef, PlannedParam
 from frostline.tree.walk import (
     canonical_named_buffers,
@@ -27,7 +27,7 @@ __all__ = [
     "canonical_named_modules",
     "canonical_named_parameters",
     "join_path",
-    "local_part",
+    "local_parts",
     "set_trainable",
     "tensor_checksum",
     "tensor_checksums",

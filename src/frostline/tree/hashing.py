@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from frostline.tree.local import local_part
+from frostline.tree.local import local_parts
 
 _CHUNK_ELEMENTS = 1 << 24  # bounds the host copy of a tensor on an accelerator
 _WORDS = 1 << 15  # 64-bit words that are weighted at once: what fits into a cache, and the same on every device
@@ -20,22 +20,20 @@ def tensor_digest(tensor: Tensor) -> str:
     """Hex digest (BLAKE2b, 128 bits) of the raw bytes of `tensor` in row-major order; dtype and shape are not in it.
 
     Equal digests mean bit-identical values, `-0.0` and NaN payloads included. A tensor on the meta device has no bits:
-    its digest is that of nothing.
+    its digest is that of nothing. Of a sharded tensor this process hashes its own shard: nothing is communicated.
     """
     digest = hashlib.blake2b(digest_size=16)
-    if tensor.device.type != "meta" and tensor.numel():
-        flat = tensor.detach().reshape(-1)
-        for start in range(0, flat.numel(), _CHUNK_ELEMENTS):
-            chunk = flat[start : start + _CHUNK_ELEMENTS].cpu().contiguous()
-            digest.update(chunk.view(torch.uint8).numpy().data)
+    for part in local_parts(tensor):
+        if part.device.type != "meta" and part.numel():
+            flat = part.reshape(-1)
+            for start in range(0, flat.numel(), _CHUNK_ELEMENTS):
+                chunk = flat[start : start + _CHUNK_ELEMENTS].cpu().contiguous()
+                digest.update(chunk.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def tensor_checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """`tensor_checksum` of each, read from each device at once; tensors on the meta device, without bits, are left out.
-
-    Of a distributed tensor the part of this process counts.
-    """
+    """`tensor_checksum` of each, read from each device at once; what lies on the meta device has none."""
     by_device: dict[torch.device, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         if tensor.device.type != "meta":
@@ -52,8 +50,13 @@ def tensor_checksum(tensor: Tensor) -> Tensor:
     Multilinear hashing: each word has an odd weight of its own, drawn by its place. One pass near the speed of memory,
     on the device, so far cheaper than `tensor_digest`. A change within one word always changes it; any other change,
     and any exchange of places, leaves it as it was with a chance of about 2^-63. It is no defence against a forger.
+    Of a distributed tensor the part of this process counts.
     """
-    flat = local_part(tensor).reshape(-1).contiguous().view(torch.uint8)
+    parts = local_parts(tensor)
+    if len(parts) != 1:  # the pieces of a packed tensor
+        sums = torch.stack([tensor_checksum(part) for part in parts])
+        return (sums * _draw(len(parts), sums.device, 4)).sum()
+    flat = parts[0].reshape(-1).contiguous().view(torch.uint8)
     if flat.storage_offset() % 8:  # a view as 64-bit integers has to start at a multiple of them
         flat = flat.clone()
     whole = flat.numel() // 8 * 8
