@@ -93,8 +93,8 @@ class TrainabilityPlan:
         ever_trained, never_trained: paths that train in some phase, and in none.
         notes: remarks for the reader.
         whole: the plan of the whole model, where this one is of a stage of a pipeline; else this one.
-        digest: that of `whole`: SHA-256 over paths, global shapes and the decisions of all phases; not over rules, notes
-            or dtypes.
+        digest: that of `whole`: SHA-256 over paths, global shapes and the decisions of all phases; not over rules,
+            notes or dtypes.
     """
 
     def __init__(
