@@ -41,6 +41,7 @@ def find_targets(
     *,
     left_alone: bytearray | None = None,
     trained_in_full: bytearray | None = None,
+    in_rows: bytearray | None = None,
     origins: Origins | None = None,
 ) -> Targets:
     """Resolve `target_modules` and `exclude_modules` of `method`.
@@ -49,6 +50,7 @@ def find_targets(
         tree: the base tree.
         left_alone: mask over modules that must stay exactly as they are.
         trained_in_full: mask over parameters that train themselves; a module whose weight is among them is skipped.
+        in_rows: mask over parameters of which single rows train or stay frozen; likewise.
         origins: locates the keys of the `peft` block.
 
     Raises:
@@ -62,6 +64,7 @@ def find_targets(
     heads = _output_heads(tree) if method.target_modules == ALL_LINEAR else set[int]()
     left_alone = left_alone or bytearray(len(tree.modules))
     trained = trained_in_full or bytearray(len(tree.params))
+    in_rows = in_rows or bytearray(len(tree.params))
     skips: dict[str, list[str]] = {}
     chosen: dict[int, tuple[str, Origin]] = {}
     problems: list[Problem] = []
@@ -77,7 +80,7 @@ def find_targets(
         kept = [
             index
             for index in indices
-            if not _skip(tree, first.get(index, (index,)), excluded, left_alone, trained, heads, skips)
+            if not _skip(tree, first.get(index, (index,)), excluded, left_alone, trained, in_rows, heads, skips)
             and _is_adaptable(tree, index, first.get(index, (index,)), ties, method, selector, skips, problems)
         ]
         # A selector without candidates is optional, or has been refused as unsupported already.
@@ -216,6 +219,7 @@ def _skip(
     excluded: bytearray,
     left_alone: bytearray,
     trained: bytearray,
+    in_rows: bytearray,
     heads: set[int],
     skips: dict[str, list[str]],
 ) -> bool:
@@ -225,6 +229,8 @@ def _skip(
         reason = "exclude_modules"
     elif any(own and all(trained[weight] for weight in own) for own in weights):
         reason = "trained in full"
+    elif any(in_rows[weight] for own in weights for weight in own):
+        reason = "`rows` of its weight are named in freeze_config"
     elif any(left_alone[index] for index in indices):
         reason = "inside freeze_modules"
     elif id(tree.modules[indices[0]].module) in heads:

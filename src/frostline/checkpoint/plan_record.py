@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from frostline.checkpoint.json_file import read_json
-from frostline.trainability import TrainabilityPlan
+from frostline.trainability import TrainabilityPlan, show_rows
 
 PLAN_FILE = "plan.json"
 
@@ -17,7 +17,11 @@ PLAN_FILE = "plan.json"
 def plan_record(plan: TrainabilityPlan) -> dict[str, Any]:
     """The trained parameters of `plan` with shape and deciding rule, and its digest, as plain values."""
     trained = {
-        path: {"shape": list(decision.shape), "rule": str(decision.rule)}
+        path: {
+            "shape": list(decision.shape),
+            "rule": str(decision.rule),
+            **({"rows": show_rows(decision.rows)} if decision.rows is not None else {}),
+        }
         for path, decision in plan.decisions.items()
         if decision.trains
     }
@@ -49,6 +53,8 @@ def differences(saved: dict[str, Any], plan: TrainabilityPlan) -> list[str]:
     lines = [f"trained in the checkpoint, not now: {path} ({then[path]['rule']})" for path in then if path not in now]
     lines += [f"trains now, not in the checkpoint: {path} ({now[path]['rule']})" for path in now if path not in then]
     for path in now:
-        if path in then and now[path]["shape"] != then[path]["shape"]:
+        if path in then and now[path].get("rows") != then[path].get("rows"):
+            lines.append(f"{path}: rows {then[path].get('rows')} in the checkpoint, {now[path].get('rows')} now")
+        elif path in then and now[path]["shape"] != then[path]["shape"]:
             lines.append(f"{path}: shape {then[path]['shape']} in the checkpoint, {now[path]['shape']} now")
     return lines or [f"the same parameters train, in a model with other frozen ones ({saved['num_parameters']} before)"]

@@ -40,13 +40,12 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, Any], overrides: I
 def check_selectors(data: dict[str, Any], origins: Origins) -> list[Problem]:
     """Faults in the grammar of every selector that a config holds."""
     places: list[tuple[Any, Origins]] = []
+    problems: list[Problem] = []
     freeze = data.get("freeze_config")
     if isinstance(freeze, dict):
-        places += [
-            (freeze[key], origins.below("freeze_config", key))
-            for key in ("freeze_modules", "unfreeze_modules")
-            if key in freeze
-        ]
+        for key in ("freeze_modules", "unfreeze_modules"):
+            if key in freeze:
+                problems += selector_problems(freeze[key], origins.below("freeze_config", key), rows=True)
     peft = data.get("peft")
     if isinstance(peft, dict):
         places += [
@@ -59,7 +58,7 @@ def check_selectors(data: dict[str, Any], origins: Origins) -> list[Problem]:
     for index, group in enumerate(groups if isinstance(groups, list) else []):
         if isinstance(group, dict) and "select" in group:
             places.append((group["select"], origins.below("optimizer", "groups", index, "select")))
-    return [problem for value, at in places for problem in selector_problems(value, at)]
+    return problems + [problem for value, at in places for problem in selector_problems(value, at)]
 
 
 def check_method(data: dict[str, Any], origins: Origins) -> list[Problem]:

@@ -337,9 +337,10 @@ def _loads_in(assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan, loade
         origins=loaded.origins,
     )
     layout = plan_layout(meta.model, plan, task_type=assembly.task_type)
-    in_full = [path for path in plan.trainable if plan.decisions[path].kind != "adapter"]
+    in_full = [path for path in plan.trainable if plan.decisions[path].kind not in ("adapter", "rows")]
+    in_rows = [path for path in plan.trainable if plan.decisions[path].kind == "rows"]
     peft = f"peft without {len(layout.inexpressible)} tensors" if layout.inexpressible else "peft"
     if any(note.startswith(OTHERWISE) for note in layout.notes):
         peft = "peft no (shared modules are adapted)"
-    vllm = "vLLM no (modules trained in full)" if in_full else "vLLM"
+    vllm = "vLLM no (modules trained in full)" if in_full else "vLLM no (trained rows)" if in_rows else "vLLM"
     return f"{peft}, transformers after merge; {vllm}"

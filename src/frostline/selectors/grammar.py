@@ -14,8 +14,11 @@ _MODIFIERS = ("within", "except", "optional")
 _BARE_KIND = "name"  # a bare string; not writable as a key
 
 
-def parse_selectors(value: Any, origins: Origins | None = None) -> tuple[Selector, ...]:
+def parse_selectors(value: Any, origins: Origins | None = None, *, rows: bool = False) -> tuple[Selector, ...]:
     """Selectors of a config value: a string, a mapping, or a list of them (a scalar is a one-entry list).
+
+    Args:
+        rows: whether `rows` of a parameter can be selected here.
 
     Raises:
         SelectorError: one problem for each malformed entry.
@@ -28,7 +31,9 @@ def parse_selectors(value: Any, origins: Origins | None = None) -> tuple[Selecto
     for index, entry in enumerate(entries):
         keys: tuple[Key, ...] = (index,) if is_list else ()
         selector = _parse(entry, origins.below(*keys), problems)
-        if selector is not None:
+        if selector is not None and selector.has_rows and not rows:
+            problems.append(_no_rows_here(selector, origins.below(*keys)))
+        elif selector is not None:
             selectors.append(selector)
     if problems:
         raise SelectorError.from_problems(problems)
@@ -43,15 +48,17 @@ def parse_selector(value: Any, origins: Origins | None = None) -> Selector:
     """
     problems: list[Problem] = []
     selector = _parse(value, origins or Origins(), problems)
-    if selector is None:
+    if selector is not None and selector.has_rows:
+        problems.append(_no_rows_here(selector, origins or Origins()))
+    if selector is None or problems:
         raise SelectorError.from_problems(problems)
     return selector
 
 
-def selector_problems(value: Any, origins: Origins) -> list[Problem]:
+def selector_problems(value: Any, origins: Origins, *, rows: bool = False) -> list[Problem]:
     """The faults of a config value, for a caller that reports all problems of a file at once."""
     try:
-        parse_selectors(value, origins)
+        parse_selectors(value, origins, rows=rows)
     except SelectorError as error:
         return list(error.problems)
     return []
@@ -116,7 +123,7 @@ def _build(
         problems.extend(error.problems)
     except ValueError as error:
         what, *rest = error.args
-        keys: tuple[Key, ...] = () if kind_name == _BARE_KIND else (kind_name,)
+        keys: tuple[Key, ...] = () if kind_name == _BARE_KIND else (getattr(error, "key", kind_name),)
         problems.append(
             Problem(
                 what,
@@ -151,6 +158,16 @@ def _build(
     if kind is None or len(problems) > count:
         return None
     return Selector(kind, within, excepts, bool(optional), origin=origins.at())
+
+
+def _no_rows_here(selector: Selector, origins: Origins) -> Problem:
+    return Problem(
+        f"{selector} selects rows, which is not possible here",
+        str(origins.at("rows")),
+        "`rows` in freeze_config.freeze_modules and freeze_config.unfreeze_modules, for the whole run",
+        "remove `rows`; what trains of a table is the parameter `PATH.trained_rows`, as in "
+        '{param: "*.embed_tokens.trained_rows"}',
+    )
 
 
 def _writable_kinds() -> list[str]:

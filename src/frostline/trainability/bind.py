@@ -103,6 +103,8 @@ def _decide_added(plan: TrainabilityPlan, tree: ModuleTree, added: Sequence[int]
     for selectors, trains in ((plan.rules.freeze, False), (plan.rules.unfreeze, True)):
         kind = "unfreeze" if trains else "freeze"
         for selector in selectors:
+            if selector.has_rows:  # what trains of a table is laid over it when the model is prepared, never later
+                continue
             chosen = selector.select(tree).params
             rule = Rule(kind, f"{kind}_modules {selector}", selector.origin, selector.selects_params)
             for index in added:

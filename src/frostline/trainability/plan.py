@@ -22,6 +22,7 @@ from frostline.trainability.mode import hold_in_eval
 from frostline.trainability.report import render_plan
 from frostline.trainability.rows import ModuleRow, module_rows
 from frostline.trainability.rules import FreezeRules
+from frostline.trainability.trained_rows import show_rows
 from frostline.trainability.verify import diff_plans, verify_plan
 from frostline.tree import ModuleTree, canonical_named_parameters, set_trainable, unwrap
 
@@ -92,9 +93,11 @@ class TrainabilityPlan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over sorted (path, global shape, trains), as hex."""
+        """SHA-256 over sorted (path, global shape, trains, and the rows where not all train), as hex."""
         lines = sorted(
-            f"{entry.path}\t{'x'.join(map(str, entry.shape))}\t{int(entry.trains)}" for entry in self.decisions.values()
+            f"{entry.path}\t{'x'.join(map(str, entry.shape))}\t{int(entry.trains)}"
+            + (f"\trows {show_rows(entry.rows)}" if entry.rows is not None else "")
+            for entry in self.decisions.values()
         )
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -210,6 +213,7 @@ class TrainabilityPlan:
                     "shape": list(entry.shape),
                     "dtype": entry.dtype,
                     **({"aliases": list(entry.aliases)} if entry.aliases else {}),
+                    **({"rows": show_rows(entry.rows)} if entry.rows is not None else {}),
                     **({"note": entry.note} if entry.note else {}),
                 }
                 for entry in self.decisions.values()

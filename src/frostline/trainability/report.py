@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from frostline.trainability.decision import Decision, Rule
+from frostline.trainability.trained_rows import show_rows
 
 if TYPE_CHECKING:
     from frostline.trainability.plan import TrainabilityPlan
 
 _MAX_ROWS = 200
 _MIN_RULE_WIDTH = 16
+_MAX_ROWS_TEXT = 24
 
 
 @dataclass
@@ -112,7 +114,7 @@ def _build(plan: TrainabilityPlan) -> _Node:
             nodes[_nearest(row.path.rpartition(".")[0], nodes)].children.append(nodes[row.path])
     for decision in plan.decisions.values():
         owner = nodes[_nearest(decision.path.rpartition(".")[0], nodes)]
-        if decision.kind == "adapter":
+        if decision.kind in ("adapter", "rows"):
             owner.adapters.append((owner.path, decision))
         else:
             owner.own.append(decision)
@@ -217,19 +219,29 @@ def _adapter_rows(group: Sequence[_Node], plan: TrainabilityPlan) -> list[TableR
     for node in group:
         for path, decision in node.adapters:
             relative = _fold_numbers(path[len(node.path) + 1 :] if node.path else path)
-            entry = sums.setdefault((relative, str(decision.rule)), [0, 0])
+            relative = relative or group[0].path.rpartition(".")[2]
+            shown = f"{relative}  {_rows_label(decision, plan) if decision.kind == 'rows' else f'+{label}'}"
+            entry = sums.setdefault((shown, str(decision.rule)), [0, 0])
             entry[0] += decision.num_elements
             entry[1] += decision.num_elements if decision.trains else 0
     return [
         TableRow(
-            f"{relative or group[0].path.rpartition('.')[2]}  +{label}",
+            shown,
             total if total != trained else None,
             trained,
             rule,
             indent=1,
         )
-        for (relative, rule), (total, trained) in sums.items()
+        for (shown, rule), (total, trained) in sums.items()
     ]
+
+
+def _rows_label(decision: Decision, plan: TrainabilityPlan) -> str:
+    """`rows 32000:32005 (5 of 32,005)`."""
+    rows, weight = decision.rows or (), decision.path.rpartition(".")[0] + ".weight"
+    text = show_rows(rows)
+    shown = f"rows {text} (" if len(text) <= _MAX_ROWS_TEXT else "rows ("
+    return f"{shown}{len(rows):,} of {plan.decisions[weight.lstrip('.')].shape[0]:,})"
 
 
 def _fold_numbers(path: str) -> str:

@@ -5,8 +5,9 @@ Pure: reads the tree, touches no parameter, works on the meta device. DESIGN sec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from frostline.config.wording import shorten_names
 from frostline.errors import ConfigError, Problem, SelectorError
@@ -22,9 +23,19 @@ from frostline.trainability.decision import (
 from frostline.trainability.plan import TrainabilityPlan
 from frostline.trainability.rows import module_rows
 from frostline.trainability.rules import FreezeRules
-from frostline.tree import ModuleTree, PlannedParam
+from frostline.trainability.trained_rows import (
+    Rows,
+    named_in_rows,
+    overlay,
+    rows_of_new,
+    rows_path,
+    show_rows,
+    without_effect,
+)
+from frostline.tree import ModuleTree, ParamRef, PlannedParam, update_dtype
 
 _MAX_NAMES = 5
+_BUILT_FROZEN = "the model built it frozen"
 
 
 @dataclass(frozen=True)
@@ -51,10 +62,12 @@ class Reach:
     Attributes:
         left_alone: mask over modules: inside `freeze_modules` and not thawed, or with new parameters that it freezes.
         trained_in_full: mask over parameters: thawed by a selector, or new and not frozen by one.
+        in_rows: mask over parameters: rows of it are frozen or thawed apart from the others.
     """
 
     left_alone: bytearray
     trained_in_full: bytearray
+    in_rows: bytearray
 
 
 @dataclass
@@ -63,6 +76,8 @@ class _Draft:
 
     trains: list[bool] = field(default_factory=list[bool])
     rule: list[Rule] = field(default_factory=list[Rule])
+    rows: dict[int, Rows] = field(default_factory=dict[int, Rows])  # those that train, where not all or none do
+    split: dict[int, tuple[Rule, Rule]] = field(default_factory=dict[int, tuple[Rule, Rule]])  # of the rest; of these
 
 
 def reach_of(tree: ModuleTree, rules: FreezeRules, new: frozenset[str] = frozenset()) -> Reach:
@@ -73,14 +88,21 @@ def reach_of(tree: ModuleTree, rules: FreezeRules, new: frozenset[str] = frozens
     """
     selected_modules = [selector for selector in (*rules.freeze, *rules.unfreeze) if not selector.selects_params]
     require_matches(selected_modules, tree)
+    in_rows = bytearray(len(tree.params))
+    for index, _ in named_in_rows(tree, (*rules.freeze, *rules.unfreeze)):
+        in_rows[index] = 1
     left_alone = bytearray(len(tree.modules))
     frozen = bytearray(len(tree.params))
     for selector in rules.freeze:
+        if selector.has_rows:
+            continue
         selection = selector.select(tree)
         _set(left_alone, selection.modules)
         _set(frozen, selection.params)
     trained = bytearray(len(tree.params))
     for selector in rules.unfreeze:
+        if selector.has_rows:
+            continue
         selection = selector.select(tree)
         _set(trained, selection.params)
         for index, is_set in enumerate(selection.modules):
@@ -91,7 +113,7 @@ def reach_of(tree: ModuleTree, rules: FreezeRules, new: frozenset[str] = frozens
             left_alone[ref.owner] = 1
         elif ref.path in new:
             trained[index] = 1
-    return Reach(left_alone, trained)
+    return Reach(left_alone, trained, in_rows)
 
 
 def resolve_plan(
@@ -114,6 +136,7 @@ def resolve_plan(
         SelectorError: a selector selects nothing, or rules disagree about the names of one tensor.
         ConfigError: nothing trains, a new parameter is frozen, or a parameter that cannot train is thawed.
     """
+    tree = tree.without_rows()  # they are decided anew, as the rest is
     if adapters is not None and not tree.adapter_params:
         index_of = tree.module_index
         tree = tree.with_planned_params({index_of[path]: params for path, params in adapters.planned.items()})
@@ -121,9 +144,10 @@ def resolve_plan(
     freezing = list(zip(rules.freeze, selections, strict=False))
     thawing = list(zip(rules.unfreeze, selections[len(rules.freeze) :], strict=True))
     draft = _baseline(tree, adapters, new, built_flags)
-    _overlay(draft, freezing, trains=False)
-    _overlay(draft, thawing, trains=True)
-    problems = _merge_tied(tree, draft)
+    _overlay(tree, draft, freezing, trains=False)
+    problems = _overlay(tree, draft, thawing, trains=True)
+    problems += _rows_of_new(tree, freezing + thawing, new)
+    problems += _merge_tied(tree, draft)
     if problems:
         raise SelectorError.from_problems(problems)
     decisions = tuple(_decisions(tree, draft, new, built_flags))
@@ -169,14 +193,51 @@ def _adapter_rule(tree: ModuleTree, owner: int, adapters: AdapterTargets | None)
     return Rule("adapter", "adapters train")
 
 
-def _overlay(draft: _Draft, chosen: Iterable[tuple[Selector, Selection]], *, trains: bool) -> None:
+def _overlay(
+    tree: ModuleTree, draft: _Draft, chosen: Iterable[tuple[Selector, Selection]], *, trains: bool
+) -> list[Problem]:
+    """Lay the entries of one list over `draft`; returns those that thaw rows of what trains anyway."""
+    idle: list[Problem] = []
+    by_rows: dict[int, Selector] = {}
     kind = "unfreeze" if trains else "freeze"
     for selector, selection in chosen:
         rule = Rule(kind, f"{kind}_modules {selector}", selector.origin, selector.selects_params)
         for index, is_selected in enumerate(selection.params):
-            if is_selected:
+            if not is_selected:
+                continue
+            ref = tree.params[index]
+            if trains and index in by_rows and not selector.has_rows:
+                idle.append(without_effect(ref.path, by_rows[index], rule))
+            if selector.has_rows:
+                before, held = draft.trains[index], draft.rows.pop(index, None)
+                if trains and before and held is None and index not in by_rows:
+                    idle.append(without_effect(ref.path, selector, draft.rule[index]))
+                picked = selector.rows_of(ref.path, ref.shape)
+                draft.trains[index], rows = overlay(before, held, picked, ref.shape[0], adds=trains)
+                if rows is not None:
+                    draft.rows[index] = rows
+                of_rest, of_rows = draft.split.get(index, (draft.rule[index], draft.rule[index]))
+                draft.split[index] = (of_rest, rule) if trains else (rule, of_rows)
+                by_rows[index] = selector
+            else:
                 draft.trains[index] = trains
-                draft.rule[index] = rule
+                draft.rows.pop(index, None)
+                draft.split.pop(index, None)
+            draft.rule[index] = rule
+    return idle
+
+
+def _rows_of_new(
+    tree: ModuleTree, chosen: Iterable[tuple[Selector, Selection]], new: frozenset[str]
+) -> Iterable[Problem]:
+    ties = {index: names for names in tree.names_of_tensor.values() for index in names}
+    for selector, selection in chosen:
+        if not selector.has_rows or not new:
+            continue
+        names = {index: ties.get(index, (index,)) for index in selection.matches}
+        fresh = [tree.params[i].path for i, tied in names.items() if all(tree.params[n].path in new for n in tied)]
+        if fresh:
+            yield rows_of_new(fresh, selector)
 
 
 def _merge_tied(tree: ModuleTree, draft: _Draft) -> list[Problem]:
@@ -184,14 +245,14 @@ def _merge_tied(tree: ModuleTree, draft: _Draft) -> list[Problem]:
     problems: list[Problem] = []
     for names in tree.names_of_tensor.values():
         explicit = [index for index in names if draft.rule[index].is_explicit]
-        verdicts = {draft.trains[index] for index in explicit}
+        verdicts = {(draft.trains[index], draft.rows.get(index)) for index in explicit}
         if len(verdicts) > 1:
             listed = "\n".join(f"{tree.params[index].path}: {draft.rule[index]}" for index in explicit)
             others = ", ".join(tree.params[index].path for index in names)
             first = next(draft.rule[index].origin for index in explicit if draft.trains[index])
             problems.append(
                 Problem(
-                    f"one tensor is both frozen and trained under its names {others}",
+                    f"one tensor is {_at_odds(verdicts)} under its names {others}",
                     str(first),
                     f"the rules that disagree:\n{listed}",
                     "name all of them in the same list, or untie the weights in the model's config",
@@ -202,7 +263,15 @@ def _merge_tied(tree: ModuleTree, draft: _Draft) -> list[Problem]:
         winner = explicit[-1] if explicit else min(names, key=lambda index: draft.rule[index].kind == "new")
         for index in names:
             draft.trains[index], draft.rule[index] = draft.trains[winner], draft.rule[winner]
+            if winner in draft.rows:
+                draft.rows[index], draft.split[index] = draft.rows[winner], draft.split[winner]
+            else:
+                draft.rows.pop(index, None)
     return problems
+
+
+def _at_odds(verdicts: Iterable[tuple[bool, Rows | None]]) -> str:
+    return "both frozen and trained" if len({trains for trains, _ in verdicts}) > 1 else "trained in different rows"
 
 
 def _decisions(
@@ -219,8 +288,34 @@ def _decisions(
             kind = "new"
         rule, trains = draft.rule[index], draft.trains[index]
         built = built_flags.get(ref.path, ref.requires_grad) if built_flags else ref.requires_grad
-        note = "the model built it frozen" if trains and rule.kind == "unfreeze" and not built else ""
-        yield Decision(ref.path, trains, rule, note, ref.num_elements, ref.shape, ref.dtype_name, kind, other)
+        note = _BUILT_FROZEN if trains and rule.kind == "unfreeze" and not built else ""
+        whole = Decision(ref.path, trains, rule, note, ref.num_elements, ref.shape, ref.dtype_name, kind, other)
+        if index not in draft.rows:
+            yield whole
+            continue
+        of_rest, of_rows = draft.split[index]
+        beside = replace(_rows_beside(whole, ref, draft.rows[index]), rule=of_rows)
+        note = f"rows {show_rows(draft.rows[index])} train, as {beside.path}"
+        yield replace(whole, trains=False, rule=of_rest, note=note)
+        yield beside
+
+
+def _rows_beside(whole: Decision, ref: ParamRef, rows: Rows) -> Decision:
+    """The decision for the trained rows of a parameter: a tensor of its own, of the same names."""
+    shape = (len(rows), *ref.shape[1:])
+    names = [rows_path(name) for name in (whole.path, *whole.aliases)]
+    dtype = update_dtype(ref.dtype) if ref.dtype.is_floating_point else ref.dtype
+    return replace(
+        whole,
+        path=names[0],
+        aliases=tuple(names[1:]),
+        kind="rows",
+        shape=shape,
+        num_elements=math.prod(shape),
+        dtype=str(dtype).removeprefix("torch."),
+        rows=rows,
+        conditional=True,  # a batch may hold none of them
+    )
 
 
 def _untrainable(decisions: Iterable[Decision]) -> list[Problem]:
@@ -272,7 +367,7 @@ def _notes(
     adapters: AdapterTargets | None,
     chosen: Sequence[tuple[Selector, Selection]],
 ) -> Iterable[str]:
-    thawed = [decision.path for decision in decisions if decision.note]
+    thawed = [decision.path for decision in decisions if decision.note == _BUILT_FROZEN]
     if thawed:
         yield f"thawed although the model built it frozen: {shorten_names(thawed, _MAX_NAMES)}"
     tied = [decision for decision in decisions if decision.aliases]

@@ -66,7 +66,7 @@ def parse_freeze_config(config: Mapping[str, Any] | None, origins: Origins | Non
     for key in ("freeze_modules", "unfreeze_modules"):
         if key in config:
             try:
-                lists[key] = parse_selectors(config[key], origins.below(key))
+                lists[key] = parse_selectors(config[key], origins.below(key), rows=True)
             except SelectorError as error:
                 problems.extend(error.problems)
                 num_malformed += len(error.problems)

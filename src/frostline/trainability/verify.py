@@ -77,6 +77,8 @@ def diff_plans(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
         other = right.get(path)
         if other is None:
             lines.append(f"- {path}: {_word(entry['trains'])}, not in the other plan")
+        elif entry.get("rows") != other.get("rows"):
+            lines.append(f"~ {path}: rows {entry.get('rows')} -> {other.get('rows')}")
         elif entry["shape"] != other["shape"]:
             lines.append(f"~ {path}: shape {entry['shape']} -> {other['shape']}")
         elif entry["trains"] != other["trains"]:

@@ -3,6 +3,7 @@
 Knows only `torch.nn`: nothing of selectors, plans or adapters.
 """
 
+from frostline.tree.dtypes import update_dtype
 from frostline.tree.flags import set_trainable
 from frostline.tree.hashing import tensor_checksum, tensor_digest
 from frostline.tree.tree import BufferRef, ModuleRef, ModuleTree, ParamRef, PlannedParam
@@ -13,11 +14,13 @@ from frostline.tree.walk import (
     join_path,
     unwrap,
 )
-from frostline.tree.wrappers import AdapterPart, wrapped_child
+from frostline.tree.wrappers import TRAINED_ROWS, AdapterPart, HoldsTrainedRows, wrapped_child
 
 __all__ = [
+    "TRAINED_ROWS",
     "AdapterPart",
     "BufferRef",
+    "HoldsTrainedRows",
     "ModuleRef",
     "ModuleTree",
     "ParamRef",
@@ -30,5 +33,6 @@ __all__ = [
     "tensor_checksum",
     "tensor_digest",
     "unwrap",
+    "update_dtype",
     "wrapped_child",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from frostline.errors import ModelError
 from frostline.tree.walk import join_path, walk_modules
-from frostline.tree.wrappers import AdapterPart
+from frostline.tree.wrappers import TRAINED_ROWS, AdapterPart, HoldsTrainedRows
 
 
 @dataclass(slots=True)
@@ -62,6 +62,11 @@ class ParamRef:
     dtype: torch.dtype
     requires_grad: bool
     is_adapter: bool
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether it holds trained rows, which are laid over the frozen weight beside it."""
+        return self.is_adapter and self.path.rpartition(".")[2] == TRAINED_ROWS
 
     @property
     def num_elements(self) -> int:
@@ -129,7 +134,7 @@ class ModuleTree:
                             tuple(param.shape),
                             param.dtype,
                             param.requires_grad,
-                            is_adapter,
+                            is_adapter or (name == TRAINED_ROWS and isinstance(module, HoldsTrainedRows)),
                         )
                     )
             ref.own_param_end = len(params)
@@ -154,6 +159,21 @@ class ModuleTree:
             tree.modules.append(
                 ModuleRef(ref.path, ref.module, ref.parent, ref.is_adapter, ref.end, start, len(tree.params))
             )
+        for ref in tree.modules:
+            is_last = ref.end == len(tree.modules)
+            ref.param_end = len(tree.params) if is_last else tree.modules[ref.end].param_start
+        return tree
+
+    def without_rows(self) -> ModuleTree:
+        """This tree as it is without trained rows; itself where it has none."""
+        if not any(ref.is_rows for ref in self.params):
+            return self
+        tree = ModuleTree()
+        for ref in self.modules:
+            start = len(tree.params)
+            own = self.params[ref.param_start : ref.own_param_end]
+            tree.params.extend(param for param in own if not param.is_rows)
+            tree.modules.append(replace(ref, param_start=start, own_param_end=len(tree.params)))
         for ref in tree.modules:
             is_last = ref.end == len(tree.modules)
             ref.param_end = len(tree.params) if is_last else tree.modules[ref.end].param_start

@@ -16,8 +16,8 @@ _ONE = {
         {
             "type": "object",
             "minProperties": 1,
-            "description": "One kind: path, glob, regex, type, layers (with of) or param; modifiers within, except, "
-            "optional.",
+            "description": "One kind: path, glob, regex, type, layers (with of) or param (with rows, to freeze "
+            "or thaw); modifiers within, except, optional.",
         },
     ]
 }
