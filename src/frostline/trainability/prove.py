@@ -20,6 +20,7 @@ from frostline.config.wording import shorten_names
 from frostline.errors import PlanMismatchError, Problem, TrainingError
 from frostline.trainability.frozen_part import FrozenPart
 from frostline.trainability.movement import MovementWatch, largest, rates_of
+from frostline.trainability.table_reads import TableReads
 from frostline.tree import ModuleTree, canonical_named_parameters
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Prover:
         self._hooks: list[RemovableHandle] = []
         self._evaluated = False
         self._hook_adapted()
+        self._table_reads = TableReads(self.model)
 
     # -- the first steps
 
@@ -82,6 +84,7 @@ class Prover:
             return
         if self._watched_steps == 0:
             self._require_forward("training")
+            self._table_reads.require_none()
             self._drop_hooks()
             self._movement = MovementWatch(self._params, self._modules())
         self._rates = (lr, optimizer)

@@ -91,7 +91,9 @@ class LinearRows(TrainedRows, nn.Linear):
         # The difference to the table is added, and not the column replaced: it is exactly zero before training,
         # whatever kernel computes it, and backward needs no copy of the gradient of the whole output.
         change = self.trained_rows - self.weight[self.frostline_index]
-        if not torch.is_autocast_enabled(x.device.type):
+        autocast = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+        # Autocast brings all to its own dtype, but for float64, which it leaves alone.
+        if not autocast or torch.float64 in (x.dtype, change.dtype):
             change = change.to(x.dtype)
         columns = functional.linear(x, change).to(out.dtype)
         out = out.index_add_(1, self.frostline_index, columns)
