@@ -116,7 +116,7 @@ def _obstacle(model: nn.Module, entry: LaidRows, modules: Collection[str]) -> st
     if not name or taken:
         return f"peft has no name for {name or 'the root'} alone: it would also take {', '.join(taken)}"
     if _holds(entry, _input_embedding(model)):
-        tied = {name, *_tied_with(model, entry)}
+        tied = {name, *_tied_with(model, paths)}
         if tied != set(paths):
             return f"peft ties {', '.join(sorted(tied))}, in the model {', '.join(sorted(paths))} are tied"
     elif len(paths) > 1:
@@ -137,11 +137,27 @@ def _input_embedding(model: nn.Module) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
-def _tied_with(model: nn.Module, entry: LaidRows) -> set[str]:
-    """Paths of the modules to which peft ties the input embedding."""
+def is_tied_so(model: nn.Module, path: str, names: Collection[str]) -> bool:
+    """Whether peft lays rows that a file has for module `path` over all modules `names` that share the weight.
+
+    Only of the input embedding does it follow ties.
+    """
+    bare = unwrap(model)
+    embedding = _input_embedding(bare)
+    if set(names) == {path}:
+        return True
+    return (
+        embedding is not None
+        and embedding is bare.get_submodule(path)
+        and {path, *_tied_with(bare, names)} == set(names)
+    )
+
+
+def _tied_with(model: nn.Module, names: Collection[str]) -> set[str]:
+    """Paths of the modules to which peft ties the input embedding, which has these `names`."""
     if not getattr(getattr(model, "config", None), "tie_word_embeddings", False):
         return set()
-    sources = {f"{path}.weight" for path in entry.modules}
+    sources = {f"{path}.weight" for path in names}
     found: set[str] = set()
     for prefix, module in model.named_modules():
         keys: Any = getattr(module, "_tied_weights_keys", None)

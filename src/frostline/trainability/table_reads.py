@@ -57,9 +57,10 @@ class TableReads:
             hook.remove()
         self._hooks.clear()
         if self._found:
+            names = ", ".join(f"{path}.weight" for path in self._found)
             reads = "\n".join(f"{path}.weight in {name}" for path, name in self._found.items())
             raise TrainingError(
-                f"the model reads {', '.join(f'{path}.weight' for path in self._found)} itself, past the rows that train",
+                f"the model reads {names} itself, past the rows that train",
                 where="the first training batch",
                 possible=f"tables that only their own module reads; read here:\n{reads}",
                 fix="train the whole table (without `rows`), or no part of it",

@@ -11,6 +11,7 @@ import frostline as fl
 from frostline.errors import ConfigError, SelectorError
 from frostline.recipes.config_checks import read_config
 from frostline.selectors import parse_selector, parse_selectors
+
 from .conftest import VOCABULARY, rows_config, table
 
 LAST = VOCABULARY - 1

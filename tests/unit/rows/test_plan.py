@@ -17,7 +17,7 @@ from frostline.preparation import release
 from frostline.trainability import show_rows
 from frostline.training.optimizer import build_optimizer
 
-from .conftest import TOKENS, VOCABULARY, WIDTH, rows_config, scatter, table
+from .conftest import VOCABULARY, WIDTH, rows_config, scatter, table
 
 EMBED = "embed_tokens.weight"
 ROWS = "embed_tokens.trained_rows"
@@ -51,18 +51,24 @@ def test_rows_are_overlaid_as_modules_are(name: str) -> None:
     if expected in ((), ALL):
         assert ROWS not in plan.decisions
         assert plan.decisions[EMBED].trains == bool(expected)
-        assert plan.digest == fl.resolve(
-            table(tied=False), freeze_config={"freeze_modules": [] if expected else ["embed_tokens"]}
-        ).digest
+        assert (
+            plan.digest
+            == fl.resolve(
+                table(tied=False), freeze_config={"freeze_modules": [] if expected else ["embed_tokens"]}
+            ).digest
+        )
     else:
         assert plan.decisions[ROWS].rows == expected
-        assert plan.decisions[ROWS].trains and not plan.decisions[EMBED].trains
+        assert plan.decisions[ROWS].trains
+        assert not plan.decisions[EMBED].trains
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_thawing_rows_of_what_trains_anyway_is_an_error(order: int) -> None:
     """Row 1: what would silently train the whole table is refused."""
-    with pytest.raises(SelectorError, match=r'thaws rows of embed_tokens.weight, all of which trains anyway(.|\n)*built'):
+    with pytest.raises(
+        SelectorError, match=r"thaws rows of embed_tokens.weight, all of which trains anyway(.|\n)*built"
+    ):
         fl.prepare(table(tied=False), freeze_config={"unfreeze_modules": [some("17:")]})
     with pytest.raises(SelectorError, match=r"all of which trains anyway(.|\n)*unfreeze_modules \"embed_tokens\""):
         fl.prepare(
@@ -91,9 +97,12 @@ def test_a_decision_says_what_the_parameter_is() -> None:
     plan = fl.resolve(table(), freeze_config=rows_config([3, 17], head=True))
     decision = plan.decisions[ROWS]
     assert (decision.kind, decision.shape, decision.num_elements, decision.dtype) == ("rows", (2, WIDTH), 12, "float32")
-    assert decision.rows == (3, 17) and decision.conditional and decision.aliases == ("lm_head.trained_rows",)
+    assert decision.rows == (3, 17)
+    assert decision.conditional
+    assert decision.aliases == ("lm_head.trained_rows",)
     assert plan.decisions[EMBED].rows is None
-    assert plan.trainable == (ROWS,) and plan.kept == (ROWS,)
+    assert plan.trainable == (ROWS,)
+    assert plan.kept == (ROWS,)
     assert plan.num_trainable == 12
     assert plan.to_json()["parameters"][ROWS]["rows"] == "3, 17"
 
@@ -102,7 +111,8 @@ def test_resolve_touches_nothing_and_equals_what_prepare_attaches() -> None:
     model = table()
     before = copy.deepcopy(model.state_dict())
     plan = fl.resolve(model, freeze_config=rows_config(head=True))
-    assert list(model.state_dict()) == list(before) and type(model.embed_tokens) is nn.Embedding
+    assert list(model.state_dict()) == list(before)
+    assert type(model.embed_tokens) is nn.Embedding
     _, applied = fl.prepare(model, freeze_config=rows_config(head=True))
     assert plan.digest == applied.digest == fl.plan_of(model).digest
     assert plan.trainable == applied.trainable
@@ -118,7 +128,9 @@ def test_the_digest_holds_the_rows() -> None:
 
 def test_row_47_rules_that_disagree_about_the_names_of_a_tied_table_are_refused() -> None:
     """Row 47: freeze everything, thaw rows under one of the names."""
-    with pytest.raises(SelectorError, match="both frozen and trained under its names embed_tokens.weight, lm_head.weight"):
+    with pytest.raises(
+        SelectorError, match=r"both frozen and trained under its names embed_tokens.weight, lm_head.weight"
+    ):
         fl.resolve(table(), freeze_config=rows_config())
     with pytest.raises(SelectorError, match="trained in different rows under its names"):
         fl.resolve(
@@ -175,7 +187,7 @@ def test_an_optional_selector_may_find_no_table() -> None:
 
 def test_rows_of_a_new_parameter_are_refused() -> None:
     freeze = {"freeze_modules": [{"param": "lm_head.weight", "rows": ":3"}]}
-    with pytest.raises(SelectorError, match="names rows of lm_head.weight, which is new"):
+    with pytest.raises(SelectorError, match=r"names rows of lm_head.weight, which is new"):
         fl.resolve(table(tied=False), freeze_config=freeze, new=["lm_head.weight"])
     # Tied to a table that the files hold, it is not new.
     assert fl.resolve(table(), freeze_config=freeze, new=["lm_head.weight"]).decisions[ROWS].rows == ALL[3:]
@@ -186,7 +198,8 @@ def test_preparing_again_with_the_same_config_changes_nothing() -> None:
     scatter(model)
     values = model.get_parameter(ROWS)
     again, second = fl.prepare(model, freeze_config=rows_config(head=True))
-    assert again.get_parameter(ROWS) is values and second.digest == plan.digest
+    assert again.get_parameter(ROWS) is values
+    assert second.digest == plan.digest
     scatter(model)
     assert fl.resolve(model, freeze_config=rows_config(head=True)).digest == plan.digest
 
@@ -215,7 +228,8 @@ def test_nothing_is_changed_when_preparing_fails() -> None:
     model = table()
     with pytest.raises(RuntimeError, match="no"):
         fl.prepare(model, freeze_config={"unfreeze_modules": [some("17:")]}, peft=Failing(target_modules=["mix"]))
-    assert type(model.embed_tokens) is nn.Embedding and type(model.lm_head) is nn.Linear
+    assert type(model.embed_tokens) is nn.Embedding
+    assert type(model.lm_head) is nn.Linear
     assert list(model.state_dict()) == list(table().state_dict())
 
 
@@ -239,7 +253,8 @@ def test_laying_rows_is_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bind_keeps_the_rows_and_refuses_to_lose_them() -> None:
     model, plan = fl.prepare(table(), freeze_config=rows_config(head=True))
     bound = plan.bind(model, step="nothing")
-    assert bound.digest == plan.digest and bound.decisions[ROWS].rows == (17, 18, 19)
+    assert bound.digest == plan.digest
+    assert bound.decisions[ROWS].rows == (17, 18, 19)
     assert bound.decisions[ROWS].aliases == ("lm_head.trained_rows",)
     model.embed_tokens = nn.Embedding(VOCABULARY, WIDTH)
     model.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False)
@@ -282,7 +297,9 @@ def test_nothing_below_a_module_selector_reaches_the_rows() -> None:
 
 def test_a_plan_of_nothing_says_so() -> None:
     with pytest.raises(ConfigError, match="nothing trains"):
-        fl.resolve(table(tied=False), freeze_config={"freeze_modules": ["mix", "norm", "lm_head", some(":10"), some("10:")]})
+        fl.resolve(
+            table(tied=False), freeze_config={"freeze_modules": ["mix", "norm", "lm_head", some(":10"), some("10:")]}
+        )
 
 
 def test_the_table_shows_a_line_for_the_rows() -> None:

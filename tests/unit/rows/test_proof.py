@@ -16,7 +16,7 @@ from frostline.trainability import Prover
 from frostline.training.optimizer import OPTIMIZERS, build_optimizer
 from frostline.training.precision import convert_trained
 
-from .conftest import TOKENS, VOCABULARY, WIDTH, Table, loss_of, rows_config, table, trained
+from .conftest import TOKENS, VOCABULARY, Table, loss_of, rows_config, table, trained
 
 ROWS = "embed_tokens.trained_rows"
 EMBED = "embed_tokens.weight"
@@ -65,7 +65,8 @@ def test_row_36_rows_that_are_not_thawed_get_no_decay(tied: bool) -> None:
     for name, weight in base.named_parameters():
         after = merged.get_parameter(name)
         if name == EMBED:
-            assert torch.equal(after[other], weight[other]) and not torch.equal(after, weight)
+            assert torch.equal(after[other], weight[other])
+            assert not torch.equal(after, weight)
         else:
             assert torch.equal(after, weight)
 
@@ -94,7 +95,8 @@ def test_row_78_a_frozen_table_with_trained_rows_gives_checkpointed_adapters_the
         model.get_submodule("lm_head")(hidden).square().sum().backward()
         for name in ("mix.lora_B.default.weight", ROWS):
             grad = model.get_parameter(name).grad
-            assert grad is not None and grad.ne(0).any()
+            assert grad is not None
+            assert grad.ne(0).any()
 
 
 def test_a_frozen_row_that_is_written_to_is_found() -> None:
@@ -142,7 +144,9 @@ class ReadsTheTable(Table):
         embedding = self.embed_tokens
         x = torch.tanh(self.mix(embedding(tokens)))
         weight = embedding.weight
-        assert weight.dtype == x.dtype and weight.device == x.device and weight.shape[0] == VOCABULARY
+        assert weight.dtype == x.dtype
+        assert weight.device == x.device
+        assert weight.shape[0] == VOCABULARY
         if self.how == "looks":
             return self.lm_head(x.to(weight) + weight.new_zeros(1) + torch.zeros_like(weight).sum())
         return {
@@ -159,14 +163,16 @@ def test_a_model_that_reads_the_table_itself_is_found_out(how: str) -> None:
         model, plan = fl.prepare(ReadsTheTable(how), freeze_config=rows_config())
     with pytest.raises(TrainingError, match=rf"reads {EMBED} itself, past the rows that train(.|\n)*{EMBED} in "):
         prove(model, plan)
-    assert not model._forward_hooks and not model.get_submodule("embed_tokens")._forward_pre_hooks
+    assert not model._forward_hooks
+    assert not model.get_submodule("embed_tokens")._forward_pre_hooks
 
 
 def test_a_model_that_only_looks_at_the_table_is_none() -> None:
     with torch.random.fork_rng(devices=[]):
         model, plan = fl.prepare(ReadsTheTable("looks"), freeze_config=rows_config())
     prove(model, plan)
-    assert not model._forward_hooks and not model._forward_pre_hooks
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
 
 
 def test_a_forward_that_fails_leaves_no_watch_behind() -> None:
@@ -189,7 +195,10 @@ def test_bert_s_tied_decoder_goes_through_its_modules() -> None:
     model = BertForMaskedLM(config).eval()
     before = model(input_ids=TOKENS).logits
     names = ("bert.embeddings.word_embeddings", "cls.predictions.decoder")
-    freeze = {"freeze_modules": ["*"], "unfreeze_modules": [{"param": f"{name}.weight", "rows": [3, 17]} for name in names]}
+    freeze = {
+        "freeze_modules": ["*"],
+        "unfreeze_modules": [{"param": f"{name}.weight", "rows": [3, 17]} for name in names],
+    }
     _, plan = fl.prepare(model, freeze_config=freeze)
     assert plan.trainable == (f"{names[0]}.trained_rows",)
     assert torch.equal(model(input_ids=TOKENS).logits, before)
@@ -217,7 +226,13 @@ def test_t5_shares_one_table_among_three_modules(tied: bool) -> None:
     torch.manual_seed(0)
     model = T5ForConditionalGeneration(
         T5Config(
-            vocab_size=VOCABULARY, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, tie_word_embeddings=tied,
+            vocab_size=VOCABULARY,
+            d_model=8,
+            d_kv=4,
+            d_ff=8,
+            num_layers=1,
+            num_heads=2,
+            tie_word_embeddings=tied,
             decoder_start_token_id=0,
         )
     ).eval()
@@ -225,7 +240,9 @@ def test_t5_shares_one_table_among_three_modules(tied: bool) -> None:
         before = model(input_ids=TOKENS, decoder_input_ids=TOKENS).logits
     plan = fl.resolve(model)
     names = next(
-        (entry.path, *entry.aliases) for entry in plan.decisions.values() if "shared.weight" in (entry.path, *entry.aliases)
+        (entry.path, *entry.aliases)
+        for entry in plan.decisions.values()
+        if "shared.weight" in (entry.path, *entry.aliases)
     )
     freeze = {"freeze_modules": ["*"], "unfreeze_modules": [{"param": name, "rows": [3, 17]} for name in names]}
     _, plan = fl.prepare(model, freeze_config=freeze)
@@ -249,12 +266,16 @@ def test_deberta_s_head_reads_the_table_itself_and_is_found_out() -> None:
         warnings.simplefilter("ignore")
         model = DebertaV2ForMaskedLM(
             DebertaV2Config(
-                vocab_size=VOCABULARY, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+                vocab_size=VOCABULARY,
+                hidden_size=8,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                intermediate_size=8,
                 legacy=False,
             )
         ).eval()
         names = [path for path, _ in model.named_parameters(remove_duplicate=False) if "word_embeddings" in path]
         freeze = {"freeze_modules": ["*"], "unfreeze_modules": [{"param": name, "rows": [3, 17]} for name in names]}
         _, plan = fl.prepare(model, freeze_config=freeze)
-        with pytest.raises(TrainingError, match="reads .*word_embeddings.weight itself"):
+        with pytest.raises(TrainingError, match=r"reads .*word_embeddings.weight itself"):
             run(model, plan)
