@@ -119,7 +119,7 @@ def remove_rows(model: nn.Module) -> None:
     """Take trained rows away; the tables stay as they are."""
     for entry in rows_of(model).values():
         for module in entry.unique_modules:
-            lift(module)
+            lift(cast("nn.Module", module))
 
 
 def with_rows(entry: LaidRows) -> Tensor:

@@ -46,9 +46,19 @@ class TrainedRows(HoldsTrainedRows, InPlaceAdapted):
         _put_index(cast("nn.Module", self))
         return moved
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         """As the base; a state dict of the bare model gives the rows the values of its table."""
-        cast("Any", super())._load_from_state_dict(state_dict, prefix, *args)
+        told = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        cast("Any", super())._load_from_state_dict(state_dict, prefix, *told)
         if f"{prefix}{TRAINED_ROWS}" not in state_dict and f"{prefix}weight" in state_dict:
             with torch.no_grad():
                 self.trained_rows.copy_(self.weight[self.frostline_index])
