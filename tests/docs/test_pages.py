@@ -54,6 +54,7 @@ PAGES: dict[str, Expected] = {
     "docs/guides/classification.md": Expected({"yaml": 2, "console": 5, "python": 1, "text": 1}, 5, BBC_SHORT),
     "docs/guides/chat.md": Expected({"json": 2, "yaml": 1, "console": 3, "python": 2}, 3, ("training.max_steps=2",)),
     "docs/guides/reading-a-plan.md": Expected({"yaml": 3, "console": 7, "python": 1, "text": 1}, 7),
+    "docs/guides/rows.md": Expected({"yaml": 1, "console": 1, "python": 3, "text": 3}, 1),
     "docs/guides/runs.md": Expected({"yaml": 1, "console": 10, "json": 1, "python": 2}, 10, BBC_SHORT),
     "docs/guides/library.md": Expected({"python": 10, "text": 5}, 0),
     "docs/guides/coming-from.md": Expected({"yaml": 2, "console": 1, "python": 2}, 1),

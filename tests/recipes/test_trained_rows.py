@@ -33,11 +33,13 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     def run(*args: str | Path, status: int = 0) -> str:
         monkeypatch.setattr(sys, "argv", ["frostline", *map(str, args)])
         capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
+        ended: Any = 0
+        try:
             main()
-            raise SystemExit(0)
+        except SystemExit as end:
+            ended = end.code or 0
         printed = capsys.readouterr()
-        assert (end.value.code or 0) == status, printed.err
+        assert ended == status, printed.err
         return printed.out + printed.err
 
     return run
