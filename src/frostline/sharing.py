@@ -116,7 +116,7 @@ def load_adapter(
     """
     file = without_base_copies(model, read_adapter(directory))
     require_tied_as_in(model, file)
-    is_bare = not adapters_of(model)
+    is_bare, had_rows = not adapters_of(model), bool(rows_of(model))
     if is_bare:
         _require_places(model, file)
         _, plan = prepare(
@@ -135,7 +135,8 @@ def load_adapter(
     except BaseException:  # a warning that the caller has made an error, too
         if is_bare:
             remove_adapters(model)
-            remove_rows(model)
+            if not had_rows:
+                remove_rows(model)
             release(model)
         raise
     if trainable:

@@ -99,6 +99,19 @@ def test_a_file_whose_indices_do_not_fit_is_refused(indices: Any, tmp_path: Path
         fl.load_adapter(table(tied=False), folder)
 
 
+def test_a_file_that_does_not_fit_takes_no_rows_away_that_were_there(tmp_path: Path) -> None:
+    fl.save_adapter(with_lora()[0], tmp_path / "a")
+    other = table(tied=False)
+    with torch.no_grad():
+        other.norm.bias += 1
+    fl.prepare(other, freeze_config=rows_config([3, 17]))
+    before = other(TOKENS)
+    with pytest.raises(CheckpointError, match="another base"):
+        fl.load_adapter(other, tmp_path / "a")
+    assert list(rows_of(other)) == [ROWS]
+    assert torch.equal(other(TOKENS), before)
+
+
 def test_a_row_that_the_table_does_not_have_is_refused(tmp_path: Path) -> None:
     fl.save_adapter(with_lora()[0], tmp_path / "a")
     folder = damaged(tmp_path / "a", tmp_path / "b", trainable_token_indices=[3, VOCABULARY])
