@@ -18,8 +18,12 @@ from frostline.adapters import (
     differences_of,
     find_targets,
     inject,
+    lay_rows,
     parse_method,
     planned_params,
+    refuse_unsupported,
+    remove_rows,
+    rows_of,
 )
 from frostline.adapters import merge as merge_adapters
 from frostline.adapters.base import DEFAULT_NAME
@@ -34,9 +38,11 @@ from frostline.trainability import (
     built_flags,
     detach_plan,
     hold_in_eval,
+    named_in_rows,
     parse_freeze_config,
     reach_of,
     resolve_plan,
+    show_rows,
 )
 from frostline.tree import ModuleTree, canonical_named_parameters, collector_paused, is_fully_sharded, set_trainable
 
@@ -103,20 +109,29 @@ def prepare(
             fix="call prepare on the bare model, then fully_shard(model), then plan.bind(model)",
         )
     resolved = _resolve(model, freeze_config, peft, new, origins, adapter)
-    if resolved.method is not None and not adapters_of(model):
-        inject(model, resolved.method, adapter=adapter, targets=resolved.targets)
+    wanted = _wanted_rows(resolved.plan)
+    laid = bool(wanted) and not rows_of(model)
+    if laid:
+        lay_rows(model, wanted)
+    try:
+        if resolved.method is not None and not adapters_of(model):
+            inject(model, resolved.method, adapter=adapter, targets=resolved.targets)
+    except BaseException:
+        if laid:
+            remove_rows(model)
+        raise
     resolved.plan.apply(model)
     return model, resolved.plan
 
 
 def merge(model: ModelT) -> ModelT:
-    """Fold every adapter into its base weight and take the adapters away. Mutates and returns `model`.
+    """Fold every adapter and all trained rows into the base weights and take them away. Mutates and returns `model`.
 
     The model is plain again: it has no plan, every parameter keeps the flag that it has. To undo a merge use
     `frostline.adapters.merge(model, keep=True)` and `unmerge`.
 
     Raises:
-        AdapterError: the model has no adapter, or a merged weight is not finite; nothing is changed then.
+        AdapterError: the model has neither, or a merged weight is not finite; nothing is changed then.
     """
     merge_adapters(model)
     detach_plan(model)
@@ -169,7 +184,7 @@ def _resolve(
             possible="the method that it was prepared with",
             fix="give the same `peft` again, or start from a freshly loaded base model",
         )
-    tree = ModuleTree.from_model(model)
+    tree = ModuleTree.from_model(model).without_rows()
     new_paths = frozenset(new)
     _require_known(new_paths, tree)
     if adapter is None:  # whatever the model's adapter is called
@@ -187,8 +202,36 @@ def _resolve(
             targets.notes,
             frozenset(target.path for target in targets.targets if target.conditional),
         )
+    named = named_in_rows(tree, (*rules.freeze, *rules.unfreeze))
+    refuse_unsupported(tree, [(index, selector.origin, str(selector)) for index, selector in named])
     plan = resolve_plan(tree, rules, adapters=additions, new=new_paths, built_flags=flags)
+    _require_same_rows(model, plan, origins)
     return _Resolved(plan, method, targets)
+
+
+def _wanted_rows(plan: TrainabilityPlan) -> dict[str, tuple[int, ...]]:
+    """The trained rows of a plan, by path of their parameter."""
+    return {entry.path: entry.rows for entry in plan.decisions.values() if entry.rows is not None}
+
+
+def _require_same_rows(model: nn.Module, plan: TrainabilityPlan, origins: Origins) -> None:
+    """A model that has trained rows has to be given the config that made them, as with adapters."""
+    present = {path: entry.rows for path, entry in rows_of(model).items()}
+    wanted = _wanted_rows(plan)
+    if not present or present == wanted:
+        return
+    differences = [
+        f"{path}: rows {show_rows(present.get(path, ())) or 'none'} in the model, "
+        f"{show_rows(wanted.get(path, ())) or 'none'} in the config"
+        for path in sorted({*present, *wanted})
+        if present.get(path) != wanted.get(path)
+    ]
+    raise AdapterError(
+        "the model already has trained rows that are not what this config asks for",
+        where=origins.at("freeze_config"),
+        possible="\n".join(differences),
+        fix="give the same `freeze_config` again, or start from a freshly loaded base model",
+    )
 
 
 def _targets(
@@ -214,6 +257,7 @@ def _targets(
             left_alone=reach.left_alone if reach else None,
             trained_in_full=reach.trained_in_full if reach else None,
             required=reach.required if reach else None,
+            in_rows=reach.in_rows if reach else None,
             origins=origins,
         )
     except (SelectorError, AdapterError) as error:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
-from frostline.adapters import InjectedAdapter, LoRA, adapters_of, remove_adapters
+from frostline.adapters import InjectedAdapter, LoRA, adapters_of, remove_adapters, remove_rows, rows_of
 from frostline.adapters.base import DEFAULT_NAME
 from frostline.checkpoint import (
     AdapterFile,
@@ -27,12 +29,12 @@ from frostline.checkpoint.atomic import publishing, standing
 from frostline.checkpoint.base_in_memory import identity_of, identity_to_save, require_same_base
 from frostline.checkpoint.foreign_adapter import require_tied_as_in, without_base_copies
 from frostline.checkpoint.peft_layout import only_adapter
-from frostline.checkpoint.tensor_file import put_tensors
-from frostline.checkpoint.trained_part import match_trained, read_trained
+from frostline.checkpoint.tensor_file import put_tensors, values_of
+from frostline.checkpoint.trained_part import TrainedFile, match_trained, read_trained
 from frostline.errors import AdapterError, CheckpointError, PlanMismatchError
 from frostline.preparation import prepare, release
-from frostline.trainability import TrainabilityPlan, plan_of
-from frostline.tree import canonical_named_parameters, set_trainable
+from frostline.trainability import TrainabilityPlan, plan_of, show_rows
+from frostline.tree import canonical_named_parameters, join_path, set_trainable
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -114,13 +116,13 @@ def load_adapter(
     """
     file = without_base_copies(model, read_adapter(directory))
     require_tied_as_in(model, file)
-    is_bare = not adapters_of(model)
+    is_bare, had_rows = not adapters_of(model), bool(rows_of(model))
     if is_bare:
         _require_places(model, file)
         _, plan = prepare(
             model,
             peft=_method_of(file),
-            freeze_config={"unfreeze_modules": [{"param": glob.escape(path)} for path in _thawed(model, file)]},
+            freeze_config={"unfreeze_modules": [*_thawed(model, file), *_rows(file)]},
             adapter=adapter or DEFAULT_NAME,
         )
     else:
@@ -133,6 +135,8 @@ def load_adapter(
     except BaseException:  # a warning that the caller has made an error, too
         if is_bare:
             remove_adapters(model)
+            if not had_rows:
+                remove_rows(model)
             release(model)
         raise
     if trainable:
@@ -159,7 +163,7 @@ def save_trained(model: nn.Module, directory: str | Path, *, base: BaseIdentity 
 def load_trained(model: ModelT, directory: str | Path, *, base: BaseIdentity | None = None) -> ModelT:
     """Put the trained part in `directory` into `model`, all or none. Mutates and returns it; no flag changes.
 
-    A model with a plan must be one that trains exactly these tensors.
+    A model with a plan must be one that trains exactly these tensors; in one without, trained rows go into their table.
 
     Raises:
         CheckpointError: as `load_adapter`.
@@ -169,8 +173,9 @@ def load_trained(model: ModelT, directory: str | Path, *, base: BaseIdentity | N
     except PlanMismatchError:  # never prepared
         plan = None
     file = read_trained(directory)
-    tensors = match_trained(model, file, plan=plan)
-    require_same_base(model, file.base, held=tensors, given=base, where=file.directory)
+    fitting = _with_rows(model, file) if plan is None and not rows_of(model) else file
+    tensors = match_trained(model, fitting, plan=plan)
+    require_same_base(model, file.base, held=file.tensors, given=base, where=file.directory)
     put_tensors(model, tensors)
     return model
 
@@ -227,9 +232,36 @@ def _require_places(model: nn.Module, file: AdapterFile) -> None:
         )
 
 
-def _thawed(model: nn.Module, file: AdapterFile) -> list[str]:
+def _thawed(model: nn.Module, file: AdapterFile) -> list[dict[str, Any]]:
     names = {path for path, _ in canonical_named_parameters(model)}
-    return [path for path in file.trained_in_full if path in names]
+    return [{"param": glob.escape(path)} for path in file.trained_in_full if path in names]
+
+
+def _rows(file: AdapterFile) -> list[dict[str, Any]]:
+    return [{"param": glob.escape(join_path(path, "weight")), "rows": list(rows)} for path, rows in file.rows.items()]
+
+
+def _with_rows(model: nn.Module, file: TrainedFile) -> TrainedFile:
+    """`file` for a bare model: instead of trained rows the table with these rows in it.
+
+    Raises:
+        CheckpointError: the model has no such table, or none with such rows.
+    """
+    values = values_of(model)
+    tensors = dict(file.tensors)
+    for path, rows in file.rows.items():
+        name = join_path(path.rpartition(".")[0], "weight")
+        table, stored = values.get(name), tensors.pop(path)
+        if table is None or table.dim() != 2 or table.shape[1:] != stored.shape[1:] or max(rows) >= len(table):
+            raise CheckpointError(
+                f"the file holds rows {show_rows(rows)} of {name}, of width {stored.shape[-1]}",
+                where=file.directory,
+                possible=f"{name} has shape {list(table.shape)}" if table is not None else f"the model has no {name}",
+                fix="load it into the model that it was trained on",
+            )
+        index = torch.tensor(rows, device=table.device)
+        tensors[name] = table.index_copy(0, index, stored.to(table.dtype).to(table.device))
+    return replace(file, tensors=tensors, rows={})
 
 
 def _publish(directory: Path, write: Callable[[Path], Any], *, mark: str) -> Path:

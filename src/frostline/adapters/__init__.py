@@ -8,11 +8,13 @@ from frostline.adapters.base import PEFT, differences_of, method_names, parse_me
 from frostline.adapters.injection import inject, planned_params
 from frostline.adapters.merge import merge, remove_adapters, unmerge, unmerged_weights
 from frostline.adapters.methods.lora import LoRA
+from frostline.adapters.rows import LaidRows, lay_rows, refuse_unsupported, remove_rows, rows_of
 from frostline.adapters.targets import Target, Targets, find_targets
 
 __all__ = [
     "PEFT",
     "InjectedAdapter",
+    "LaidRows",
     "LoRA",
     "Target",
     "Targets",
@@ -22,12 +24,16 @@ __all__ = [
     "find_targets",
     "inject",
     "is_adapted",
+    "lay_rows",
     "merge",
     "method_names",
     "parse_method",
     "planned_params",
+    "refuse_unsupported",
     "register_method",
     "remove_adapters",
+    "remove_rows",
+    "rows_of",
     "unmerge",
     "unmerged_weights",
 ]

@@ -1,7 +1,8 @@
-"""Folds adapters into the base weights, and takes them out again exactly."""
+"""Folds adapters and trained rows into the base weights, and takes them out again exactly."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -10,24 +11,25 @@ from torch import Tensor, nn
 from frostline.adapters.active import adapters_of, forget_adapter
 from frostline.adapters.layers.in_place import drop_factors, restore_class
 from frostline.adapters.layers.lora_linear import LoRAMixin
+from frostline.adapters.rows import LaidRows, remove_rows, rows_of, with_rows
 from frostline.errors import AdapterError
-from frostline.tree import canonical_named_modules, is_fully_sharded
+from frostline.tree import TRAINED_ROWS, canonical_named_modules, is_fully_sharded
 
 _BASE_COPY = "_frostline_unmerged_weight"
 
 
 def merge(model: nn.Module, *, keep: bool = False) -> nn.Module:
-    """Add every adapter to its base weight. Mutates and returns `model`.
+    """Add every adapter to its base weight, and write trained rows into their tables. Mutates and returns `model`.
 
-    The sum is made in float32 (float64 beside float64) and rounded once to the dtype of the base.
+    The sum is made in float32 (float64 beside float64), and sum and rows are rounded once to the dtype of the base.
 
     Args:
-        keep: False removes the adapters, and the model is plain again. True keeps them beside a copy of each base
-            weight, so that `unmerge` restores the base bit for bit.
+        keep: False removes the adapters and rows, and the model is plain again. True keeps them beside a copy of each
+            base weight, so that `unmerge` restores the base bit for bit.
 
     Raises:
-        AdapterError: the model has no adapter, its parameters are sharded, or a merged weight is not finite; nothing
-            is changed then.
+        AdapterError: the model has neither, its parameters are sharded, or a merged weight is not finite; nothing is
+            changed then.
     """
     if is_fully_sharded(model):
         raise AdapterError(
@@ -36,7 +38,11 @@ def merge(model: nn.Module, *, keep: bool = False) -> nn.Module:
             possible="a model in one process",
             fix="save the adapter, load it into the base in one process, and merge there",
         )
-    adapted = _adapted(model)
+    tables = list(rows_of(model).values())
+    adapted = _adapted(model, beside=tables)
+    for entry in tables:
+        if not bool(torch.isfinite(entry.values).all()):
+            raise _not_finite(entry.path)
     merged: list[Tensor] = []
     for path, module in adapted:
         weight = module.weight
@@ -61,12 +67,7 @@ def merge(model: nn.Module, *, keep: bool = False) -> nn.Module:
                 total = total + module.frostline_delta(name).detach().to(wide)
         total = total.to(weight.dtype)
         if not bool(torch.isfinite(total).all()):
-            raise AdapterError(
-                f"merging gives values that are not finite in {path}.weight",
-                where="merge",
-                possible="finite adapter and base weights",
-                fix="inspect the adapter with `frostline inspect RUN --check`",
-            )
+            raise _not_finite(f"{path}.weight")
         merged.append(total)
     for (_, module), total in zip(adapted, merged, strict=True):
         if keep and _BASE_COPY not in module.__dict__:
@@ -74,9 +75,30 @@ def merge(model: nn.Module, *, keep: bool = False) -> nn.Module:
         with torch.no_grad():
             module.weight.copy_(total)
         module.frostline_merged = tuple(module.frostline_settings)
+    for entry in tables:
+        first = entry.unique_modules[0]
+        if keep and _BASE_COPY not in first.__dict__:
+            first.__dict__[_BASE_COPY] = entry.weight.detach().clone()
+        with torch.no_grad():
+            entry.weight.copy_(with_rows(entry))
+        for module in entry.unique_modules:
+            module.frostline_merged = (TRAINED_ROWS,)
     if not keep:
-        remove_adapters(model)
+        if adapted:
+            remove_adapters(model)
+        for entry in tables:
+            entry.unique_modules[0].__dict__.pop(_BASE_COPY, None)
+        remove_rows(model)
     return model
+
+
+def _not_finite(path: str) -> AdapterError:
+    return AdapterError(
+        f"merging gives values that are not finite in {path}",
+        where="merge",
+        possible="finite adapter and base weights",
+        fix="inspect the adapter with `frostline inspect RUN --check`",
+    )
 
 
 def unmerge(model: nn.Module) -> nn.Module:
@@ -85,15 +107,20 @@ def unmerge(model: nn.Module) -> nn.Module:
     Raises:
         AdapterError: nothing is merged, or the model has no adapter.
     """
-    adapted = _adapted(model)
-    if not any(_BASE_COPY in module.__dict__ for _, module in adapted):
+    tables = list(rows_of(model).values())
+    adapted = _adapted(model, beside=tables)
+    held = [*(module for _, module in adapted), *(entry.unique_modules[0] for entry in tables)]
+    if not any(_BASE_COPY in module.__dict__ for module in held):
         raise AdapterError(
             "nothing is merged", where="unmerge", possible="a model after merge(model, keep=True)", fix="merge first"
         )
-    for _, module in adapted:
+    for module in held:
         if _BASE_COPY in module.__dict__:  # an adapter may have been injected into others since
             with torch.no_grad():
                 module.weight.copy_(module.__dict__.pop(_BASE_COPY))
+            module.frostline_merged = ()
+    for entry in tables:
+        for module in entry.unique_modules:
             module.frostline_merged = ()
     return model
 
@@ -122,7 +149,7 @@ def unmerged_weights(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _adapted(model: nn.Module) -> list[tuple[str, LoRAMixin]]:
+def _adapted(model: nn.Module, *, beside: Sequence[LaidRows] = ()) -> list[tuple[str, LoRAMixin]]:
     seen: set[int] = set()
     found: list[tuple[str, LoRAMixin]] = []
     for path, module in canonical_named_modules(model):
@@ -138,11 +165,11 @@ def _adapted(model: nn.Module) -> list[tuple[str, LoRAMixin]]:
             possible="methods whose update is a change of the base weight, such as lora",
             fix="keep the adapter beside the base",
         )
-    if not found:
+    if not found and not beside:
         raise AdapterError(
-            "the model has no adapter to merge",
+            "the model has no adapter and no trained rows to merge",
             where="merge",
-            possible="a model that frostline.prepare(model, peft=...) or load_adapter returned",
+            possible="a model with adapters or trained rows, from frostline.prepare or load_adapter",
             fix="load the adapter first",
         )
     return found

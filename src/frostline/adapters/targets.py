@@ -50,6 +50,7 @@ def find_targets(
     left_alone: bytearray | None = None,
     trained_in_full: bytearray | None = None,
     required: Mapping[int, str] | None = None,
+    in_rows: bytearray | None = None,
     origins: Origins | None = None,
 ) -> Targets:
     """Resolve `target_modules` and `exclude_modules` of `method`.
@@ -59,6 +60,7 @@ def find_targets(
         left_alone: mask over modules that must stay exactly as they are.
         trained_in_full: mask over parameters that train themselves; a module whose weight is among them is skipped.
         required: index of each module that the framework keeps frozen -> why.
+        in_rows: mask over parameters of which single rows train or stay frozen; likewise.
         origins: locates the keys of the `peft` block.
 
     Raises:
@@ -72,6 +74,7 @@ def find_targets(
     heads = _output_heads(tree) if method.target_modules == ALL_LINEAR else set[int]()
     left_alone = left_alone or bytearray(len(tree.modules))
     trained = trained_in_full or bytearray(len(tree.params))
+    in_rows = in_rows or bytearray(len(tree.params))
     skips: dict[str, list[str]] = {}
     chosen: dict[int, tuple[str, Origin]] = {}
     conditional: set[int] = set()
@@ -88,7 +91,9 @@ def find_targets(
         kept = [
             index
             for index in indices
-            if not _skip(tree, first.get(index, (index,)), excluded, left_alone, trained, heads, required or {}, skips)
+            if not _skip(
+                tree, first.get(index, (index,)), excluded, left_alone, trained, in_rows, heads, required or {}, skips
+            )
             and _is_adaptable(tree, index, first.get(index, (index,)), ties, method, selector, skips, problems)
         ]
         # A selector without candidates is optional, or has been refused as unsupported already.
@@ -231,6 +236,7 @@ def _skip(
     excluded: bytearray,
     left_alone: bytearray,
     trained: bytearray,
+    in_rows: bytearray,
     heads: set[int],
     required: Mapping[int, str],
     skips: dict[str, list[str]],
@@ -242,6 +248,8 @@ def _skip(
         reason = f"stays frozen ({required[indices[0]]})"
     elif any(_all_set(trained, weights_of(tree, index)) for index in indices):
         reason = "trained in full"
+    elif any(in_rows[weight] for index in indices for weight in weights_of(tree, index)):
+        reason = "`rows` of its weight are named in freeze_config"
     elif any(left_alone[index] for index in indices):
         reason = "inside freeze_modules"
     elif id(tree.modules[indices[0]].module) in heads:

@@ -35,6 +35,11 @@ WEIGHT_READERS: dict[str, tuple[str, ...]] = {
     "DabDetrMHAttentionMap": ("k_linear",),
     "MaskFormerDetrMHAttentionMap": ("k_proj",),
     "MobileBertLMPredictionHead": ("decoder", "dense"),
+    # Codebooks: distances to all rows are computed from the weight; only what was found is looked up.
+    "ChameleonVQVAEVectorQuantizer": ("embedding",),
+    "Emu3VQVAEVectorQuantizer": ("embedding",),
+    "GlmImageVQVAEVectorQuantizer": ("embedding",),
+    "JanusVQVAEVectorQuantizer": ("embedding",),
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from frostline.checkpoint.fingerprint import BaseIdentity
 from frostline.checkpoint.json_file import read_json
 from frostline.checkpoint.peft_layout import (
     PeftLayout,
+    names_of_rows,
     only_adapter,
     peft_key,
     plan_layout,
@@ -29,9 +30,12 @@ from frostline.checkpoint.peft_layout import (
     trained_paths,
 )
 from frostline.checkpoint.peft_matching import PREFIX
+from frostline.checkpoint.peft_rows import in_order, is_rows_key, rows_in, rows_key
+from frostline.checkpoint.rows_match import require_same_rows
 from frostline.checkpoint.tensor_file import PICKLED, read_tensors, require_fit, values_of, write_tensors
 from frostline.errors import CheckpointError
 from frostline.trainability import TrainabilityPlan
+from frostline.tree import TRAINED_ROWS, join_path
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -48,6 +52,7 @@ class AdapterFile:
         tensors: by key of the file, on the CPU.
         base: base that it belongs to; None in a folder that Frostline did not write.
         plan_digest: digest of the plan that trained it; None likewise.
+        rows: by path of a module, which rows of its weight the file holds; the tensor has them by rising index.
     """
 
     directory: Path
@@ -55,6 +60,7 @@ class AdapterFile:
     tensors: Mapping[str, Tensor]
     base: BaseIdentity | None = None
     plan_digest: str | None = None
+    rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -68,7 +74,7 @@ class AdapterFile:
     @property
     def trained_in_full(self) -> tuple[str, ...]:
         """Paths of the base's parameters and buffers in the file, sorted."""
-        keys = (key.removeprefix(PREFIX) for key in self.tensors if ".lora_" not in key)
+        keys = (key.removeprefix(PREFIX) for key in self.tensors if ".lora_" not in key and not is_rows_key(key))
         return tuple(sorted(key.replace(".base_layer.", ".") for key in keys))
 
 
@@ -142,7 +148,12 @@ def read_adapter(directory: str | Path) -> AdapterFile:
             fix="save it again with peft or frostline",
         )
     base, plan_digest = read_json(directory / OWN, _parse_own) if (directory / OWN).is_file() else (None, None)
-    return AdapterFile(directory, config, tensors, base, plan_digest)
+    rows = read_json(directory / CONFIG, lambda config: rows_in(config, tensors))
+    for path, indices in rows.items():
+        key = rows_key(join_path(path, TRAINED_ROWS))
+        tensors[key] = in_order(tensors[key], indices)
+    in_file = {path: tuple(sorted(indices)) for path, indices in rows.items()}
+    return AdapterFile(directory, config, tensors, base, plan_digest, in_file)
 
 
 def match_adapter(
@@ -167,8 +178,9 @@ def match_adapter(
     """
     injected = only_adapter(model, adapter)
     values = values_of(model)
-    by_key = {peft_key(path, injected): path for path in values}
-    wanted = {peft_key(path, injected): path for path in trained_paths(model, plan, injected.name)}
+    rows = names_of_rows(model)
+    by_key = {peft_key(path, injected, rows): path for path in values}
+    wanted = {peft_key(path, injected, rows): path for path in trained_paths(model, plan, injected.name)}
     # Statistics of a frozen part of a module in modules_to_save come along; they are the base's own values.
     buffers = {key for key, path in by_key.items() if path not in plan.decisions}
     missing = [path for key, path in wanted.items() if key not in file.tensors and path not in elsewhere]
@@ -189,6 +201,8 @@ def match_adapter(
             fix="use the freeze_config and peft block that the adapter was trained with",
         )
     tensors = {by_key[key]: tensor for key, tensor in file.tensors.items()}
+    in_file = {join_path(path, TRAINED_ROWS): indices for path, indices in file.rows.items()}
+    require_same_rows(model, in_file, where=file.directory / CONFIG)
     require_fit(model, tensors, where=file.directory / WEIGHTS)
     return tensors
 

@@ -10,10 +10,11 @@ import torch
 from frostline.adapters import unmerged_weights
 from frostline.checkpoint.adapter_file import WEIGHTS, AdapterFile
 from frostline.checkpoint.peft_matching import PREFIX
+from frostline.checkpoint.peft_rows import is_tied_so
 from frostline.checkpoint.tensor_file import values_of
 from frostline.checkpoint.values_of_files import same_numbers
 from frostline.errors import AdapterError, CheckpointError
-from frostline.tree import canonical_named_parameters
+from frostline.tree import canonical_named_parameters, join_path
 
 
 def without_base_copies(model: torch.nn.Module, file: AdapterFile) -> AdapterFile:
@@ -46,29 +47,40 @@ def without_base_copies(model: torch.nn.Module, file: AdapterFile) -> AdapterFil
 
 
 def require_tied_as_in(model: torch.nn.Module, file: AdapterFile) -> None:
-    """Raise where peft has trained a copy of a tensor that `model` shares under several names.
+    """Raise where peft has trained a copy of a tensor that `model` shares under several names, or rows of one name.
 
-    peft's `modules_to_save` breaks the tie, and the other name keeps the old values: no tied model computes that.
+    peft's `modules_to_save` breaks the tie, and the other name keeps the old values: no tied model computes that. Of
+    rows it follows the ties of the input embedding alone.
 
     Raises:
         AdapterError: names the tensor.
     """
     saved: Collection[str] = file.config.get("modules_to_save") or ()
-    if not saved:
+    if not saved and not file.rows:
         return
     names: dict[int, list[str]] = {}
     parameters = dict(canonical_named_parameters(model))
     for name, parameter in parameters.items():
         names.setdefault(id(parameter), []).append(name)
+    for path in file.rows:
+        weight = parameters.get(join_path(path, "weight"))
+        aliases = names[id(weight)] if weight is not None else []
+        if aliases and not is_tied_so(model, path, [name.rpartition(".")[0] for name in aliases]):
+            raise _trained_apart(
+                file, f"rows of {path}", aliases, "trainable_token_indices of the input embedding alone"
+            )
     for path in file.trained_in_full:
         aliases = names[id(parameters[path])] if path in parameters else []
         parts = path.split(".")
         owners = [".".join(parts[:end]) for end in range(1, len(parts))]
         if len(aliases) > 1 and any(owner.endswith(tuple(saved)) for owner in owners):
-            raise AdapterError(
-                f"the adapter holds {path} trained apart, which in this model is tied: {', '.join(aliases)} "
-                "are one tensor",
-                where=file.directory / "adapter_config.json",
-                possible="modules_to_save without tied tensors",
-                fix="load the base untied (`tie_word_embeddings=False`), or load the adapter with peft",
-            )
+            raise _trained_apart(file, path, aliases, "modules_to_save without tied tensors")
+
+
+def _trained_apart(file: AdapterFile, what: str, names: Collection[str], possible: str) -> AdapterError:
+    return AdapterError(
+        f"the adapter holds {what} trained apart, which in this model is tied: {', '.join(names)} are one tensor",
+        where=file.directory / "adapter_config.json",
+        possible=possible,
+        fix="load the base untied (`tie_word_embeddings=False`), or load the adapter with peft",
+    )

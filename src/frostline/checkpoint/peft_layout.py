@@ -6,17 +6,18 @@ Knows plans, adapters and peft's rules; reads and writes no files.
     module trained in full         base_model.model.<path>...                       and its name in modules_to_save
     single parameter, statistics   base_model.model.<path>                          peft copies it into the base
     the same of an adapted module  base_model.model.<module>.base_layer.<name>      (peft ignores it without)
+    trained rows                   see `peft_rows`
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from frostline.adapters import InjectedAdapter, LoRA, adapters_of
+from frostline.adapters import InjectedAdapter, LoRA, adapters_of, rows_of
 from frostline.checkpoint.peft_matching import (
     AUTOMATIC_NAMES,
     PREFIX,
@@ -25,9 +26,10 @@ from frostline.checkpoint.peft_matching import (
     shadowed_targets,
     target_modules_for,
 )
+from frostline.checkpoint.peft_rows import CONFIG_KEY, lay_out_rows, rows_key
 from frostline.errors import CheckpointError
 from frostline.trainability import TrainabilityPlan
-from frostline.tree import AdapterPart, canonical_named_buffers, canonical_named_modules
+from frostline.tree import TRAINED_ROWS, AdapterPart, canonical_named_buffers, canonical_named_modules, join_path
 
 OTHERWISE = "peft computes otherwise"  # begins a note that makes the file useless for peft, not for Frostline
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
@@ -138,8 +140,15 @@ def split_adapter_path(path: str, adapter: InjectedAdapter) -> tuple[str, str, s
     return None
 
 
-def peft_key(path: str, adapter: InjectedAdapter) -> str:
-    """Key of the parameter or buffer `path` in the file."""
+def names_of_rows(model: torch.nn.Module) -> set[str]:
+    """Canonical paths of the trained rows of `model`, a tied one under each of its names."""
+    return {join_path(path, TRAINED_ROWS) for entry in rows_of(model).values() for path in entry.modules}
+
+
+def peft_key(path: str, adapter: InjectedAdapter, rows: Collection[str] = ()) -> str:
+    """Key of the parameter or buffer `path` in the file; `rows` are the paths of trained rows."""
+    if path in rows:
+        return rows_key(path)
     if (parts := split_adapter_path(path, adapter)) is not None:
         return PREFIX + ".".join(part for part in parts if part)
     owner, _, leaf = path.rpartition(".")
@@ -193,9 +202,13 @@ def plan_layout(
     for path in sorted(whole - covered):
         notes.append(f"{path} is saved as plain tensors: peft's modules_to_save has no name for it alone")
 
+    laid = lay_out_rows(model, rows_of(model), modules)
     keys: dict[str, str] = {}
-    inexpressible: dict[str, str] = {}
+    inexpressible: dict[str, str] = dict(laid.inexpressible)
     for path in [*saved, *_buffers_below(model, covered)]:
+        if path in laid.keys or path in laid.inexpressible:
+            keys.update({path: laid.keys[path]} if path in laid.keys else {})
+            continue
         key = peft_key(path, injected)
         decision = plan.decisions.get(path)
         if ".lora_" in key and (decision is None or decision.kind != "adapter"):
@@ -211,6 +224,7 @@ def plan_layout(
         "use_rslora": method.use_rslora,
         "target_modules": target_modules_for(targets, set(first_names.values())),
         "modules_to_save": names or None,
+        **({CONFIG_KEY: laid.config} if laid.config else {}),
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from frostline.checkpoint.json_file import read_json
-from frostline.trainability import TrainabilityPlan, diff_phases, phases_to_json
+from frostline.trainability import TrainabilityPlan, diff_phases, phases_to_json, show_rows
 
 PLAN_FILE = "plan.json"
 
@@ -20,7 +20,11 @@ def plan_record(plan: TrainabilityPlan) -> dict[str, Any]:
     With phases: what any of them trains, what has trained so far, and what each changes.
     """
     trained = {
-        path: {"shape": list(plan.decisions[path].shape), "rule": str(plan.trained_by[path])}
+        path: {
+            "shape": list(plan.decisions[path].shape),
+            "rule": str(plan.trained_by[path]),
+            **({"rows": show_rows(rows)} if (rows := plan.decisions[path].rows) is not None else {}),
+        }
         for path in plan.ever_trained
     }
     phases: dict[str, Any] = {}
@@ -60,7 +64,9 @@ def differences(saved: dict[str, Any], plan: TrainabilityPlan) -> list[str]:
     lines = [f"trained in the checkpoint, not now: {path} ({then[path]['rule']})" for path in then if path not in now]
     lines += [f"trains now, not in the checkpoint: {path} ({now[path]['rule']})" for path in now if path not in then]
     for path in now:
-        if path in then and now[path]["shape"] != then[path]["shape"]:
+        if path in then and now[path].get("rows") != then[path].get("rows"):
+            lines.append(f"{path}: rows {then[path].get('rows')} in the checkpoint, {now[path].get('rows')} now")
+        elif path in then and now[path]["shape"] != then[path]["shape"]:
             lines.append(f"{path}: shape {then[path]['shape']} in the checkpoint, {now[path]['shape']} now")
     lines += diff_phases(saved.get("phases", ()), phases_to_json(plan.phases))
     return lines or [f"the same parameters train, in a model with other frozen ones ({saved['num_parameters']} before)"]

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from frostline.adapters import rows_of
 from frostline.checkpoint.atomic import standing, write_file
 from frostline.checkpoint.fingerprint import BaseIdentity
 from frostline.checkpoint.json_file import read_json
 from frostline.checkpoint.peft_layout import planned_empty, require_no_extra_state, trained_paths
+from frostline.checkpoint.rows_match import require_same_rows
 from frostline.checkpoint.tensor_file import read_tensors, require_fit, values_of, write_tensors
 from frostline.errors import CheckpointError
 from frostline.trainability import TrainabilityPlan
@@ -60,6 +62,9 @@ def save_trained(
         "plan_digest": plan.digest,
         "num_tensors": len(paths),
     }
+    rows = {path: list(entry.rows) for path, entry in rows_of(model).items() if path in paths}
+    if rows:
+        record["rows"] = rows
     write_file(directory / RECORD, json.dumps(record, indent=1) + "\n")
     return tuple(paths)
 
@@ -72,11 +77,13 @@ class TrainedFile:
         directory: where it lies.
         tensors: by canonical path, on the CPU.
         base: base that it belongs to.
+        rows: by canonical path of trained rows, which rows of the table they are.
     """
 
     directory: Path
     tensors: Mapping[str, Tensor]
     base: BaseIdentity
+    rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
 
 def read_trained(directory: str | Path) -> TrainedFile:
@@ -87,7 +94,7 @@ def read_trained(directory: str | Path) -> TrainedFile:
     """
     directory = standing(Path(directory))
     tensors = read_tensors(directory / WEIGHTS)
-    base, num_tensors = read_json(directory / RECORD, _parse_record)
+    base, num_tensors, rows = read_json(directory / RECORD, _parse_record)
     if num_tensors != len(tensors):
         raise CheckpointError(
             f"{WEIGHTS} holds {len(tensors)} tensors, {RECORD} says {num_tensors}",
@@ -95,7 +102,7 @@ def read_trained(directory: str | Path) -> TrainedFile:
             possible="the files of one and the same save",
             fix="use another checkpoint",
         )
-    return TrainedFile(directory, tensors, base)
+    return TrainedFile(directory, tensors, base, rows)
 
 
 def match_trained(
@@ -128,6 +135,7 @@ def match_trained(
                 possible="exactly the parameters that the plan trains",
                 fix=_other_phase(model, file, plan, elsewhere) or "use the freeze_config that it was trained with",
             )
+    require_same_rows(model, file.rows, where=file.directory / RECORD)
     require_fit(model, file.tensors, where=file.directory / WEIGHTS)
     return dict(file.tensors)
 
@@ -140,5 +148,9 @@ def _other_phase(model: torch.nn.Module, file: TrainedFile, plan: TrainabilityPl
     return ""
 
 
-def _parse_record(record: dict[str, Any]) -> tuple[BaseIdentity, int]:
-    return BaseIdentity.from_dict(record["base"]), record["num_tensors"]
+def _parse_record(record: dict[str, Any]) -> tuple[BaseIdentity, int, dict[str, tuple[int, ...]]]:
+    rows = {str(path): tuple(indices) for path, indices in record.get("rows", {}).items()}
+    for path, indices in rows.items():
+        if not all(type(index) is int for index in indices):
+            raise ValueError(f"rows: {path}")
+    return BaseIdentity.from_dict(record["base"]), record["num_tensors"], rows

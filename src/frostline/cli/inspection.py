@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -11,10 +12,11 @@ from frostline.checkpoint.adapter_file import WEIGHTS as ADAPTER_WEIGHTS
 from frostline.checkpoint.atomic import standing
 from frostline.checkpoint.manifest import FILE_NAME as MANIFEST
 from frostline.checkpoint.tensor_file import read_tensors
-from frostline.checkpoint.trained_part import RECORD
+from frostline.checkpoint.trained_part import RECORD, read_trained
 from frostline.checkpoint.trained_part import WEIGHTS as TRAINED_WEIGHTS
 from frostline.errors import CheckpointError
 from frostline.recipes.standing import unfinished
+from frostline.trainability import show_rows
 
 
 def describe(directory: Path, *, check: bool) -> str:
@@ -98,13 +100,19 @@ def _describe_adapter(directory: Path, check: bool) -> list[str]:
         + (", rank-stabilized" if config.get("use_rslora") else ""),
         f"targets    {len(file.targets)} modules: {targets}",
         f"in full    {', '.join(file.trained_in_full) or 'nothing'}",
+        *_describe_rows(file.rows),
         *_describe_tensors("tensors", dict(file.tensors), directory / ADAPTER_WEIGHTS, check),
     ]
 
 
 def _describe_trained(directory: Path, check: bool) -> list[str]:
-    file = directory / TRAINED_WEIGHTS
-    return _describe_tensors("trained", read_tensors(file), file, check)
+    file = read_trained(directory)
+    rows = {path.rpartition(".")[0]: indices for path, indices in file.rows.items()}
+    return _describe_rows(rows) + _describe_tensors("trained", dict(file.tensors), directory / TRAINED_WEIGHTS, check)
+
+
+def _describe_rows(rows: Mapping[str, tuple[int, ...]]) -> list[str]:
+    return [f"rows       {show_rows(indices)} of {path or 'the root'}" for path, indices in rows.items()]
 
 
 def _describe_tensors(label: str, tensors: dict[str, torch.Tensor], file: Path, check: bool) -> list[str]:

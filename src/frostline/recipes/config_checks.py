@@ -12,7 +12,7 @@ from frostline.config.load import LoadedConfig, load_config
 from frostline.config.origin import Key, Origins
 from frostline.config.wording import show
 from frostline.errors import ConfigError, Problem
-from frostline.selectors import OF_FROZEN, OF_TRAINED, selector_problems
+from frostline.selectors import OF_FROZEN, OF_ROWS, OF_TRAINED, selector_problems
 
 if TYPE_CHECKING:
     import os
@@ -43,16 +43,16 @@ def check_selectors(data: dict[str, Any], origins: Origins) -> list[Problem]:
     freeze = data.get("freeze_config")
     if isinstance(freeze, dict):
         phases = freeze.get("phases")
-        blocks: list[tuple[Any, Origins]] = [
-            (freeze, origins.below("freeze_config")),
+        blocks: list[tuple[Any, Origins, frozenset[str]]] = [
+            (freeze, origins.below("freeze_config"), OF_ROWS),
             *(
-                (phase, origins.below("freeze_config", "phases", index))
+                (phase, origins.below("freeze_config", "phases", index), frozenset[str]())
                 for index, phase in enumerate(phases if isinstance(phases, list) else [])
             ),
         ]
         places += [
-            (block[key], at.below(key), also)
-            for block, at in blocks
+            (block[key], at.below(key), also | rows)
+            for block, at, rows in blocks
             for key, also in (("freeze_modules", OF_FROZEN), ("unfreeze_modules", OF_TRAINED))
             if isinstance(block, dict) and key in block
         ]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from frostline.adapters import adapters_of, merge
+from frostline.adapters import adapters_of, merge, rows_of
 from frostline.checkpoint import read_adapter
 from frostline.checkpoint.atomic import disk_errors, publishing
 from frostline.checkpoint.peft_layout import OTHERWISE
@@ -85,7 +85,7 @@ def _write_merged(run: FinishedRun, aside: Path, say: Say) -> None:
     assembly = run.assemble(with_data=False, say=say)
     model, plan = run.load_model(assembly, torch.device("cpu"))
     _widen(run, model, plan, say)
-    if adapters_of(model):
+    if adapters_of(model) or rows_of(model):
         merge(model)
     saving: Any = model
     if not hasattr(saving, "save_pretrained"):
@@ -108,7 +108,7 @@ def _widen(run: FinishedRun, model: torch.nn.Module, plan: TrainabilityPlan, say
     """
     params = dict(canonical_named_parameters(model))
     base: torch.dtype = getattr(torch, str(run.manifest.base.dtype))
-    in_full = {params[path].dtype for path in plan.ever_trained if plan.decisions[path].kind != "adapter"}
+    in_full = {params[path].dtype for path in plan.ever_trained if plan.decisions[path].kind not in ("adapter", "rows")}
     if in_full - {base}:
         widest = reduce(torch.promote_types, in_full, base)
         model.to(widest)
@@ -116,6 +116,8 @@ def _widen(run: FinishedRun, model: torch.nn.Module, plan: TrainabilityPlan, say
         say(f"written in {_name(widest)}: the base is {_name(base)}, and its trained parameters are {trained}")
     elif adapters_of(model) and base in HALVES:
         say(f"written in {_name(base)} as the base: each sum of a weight and its adapter is rounded to that")
+    elif rows_of(model) and base in HALVES:
+        say(f"written in {_name(base)} as the base: trained rows are rounded to that")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -232,6 +232,7 @@ def train_run(
             possible="\n".join(planned.plan.diff(plan)[:8]),
             fix="report this model: its structure depends on its weights",
         )
+    assert assembly.data is not None
     plan = _with_steps(plan, loaded, assembly.data)
     require_no_extra_state(held.model, plan.in_phase(len(plan.phases)))  # before training what could not be saved
     named_by = "name_or_path" if loaded.config.model.factory is None else "factory"
@@ -314,7 +315,8 @@ def shorten(loaded: LoadedConfig) -> LoadedConfig:
     training examples, so all of them stay.
     """
     config = loaded.config
-    steps = 1 + max(1, len(config.freeze_config.phases))
+    phases = config.freeze_config.phases if config.freeze_config is not None else ()
+    steps = 1 + max(1, len(phases))
     num_train = steps * config.training.batch_size
     if config.training.class_weights == "balanced":
         max_examples = config.data.max_examples
@@ -433,13 +435,16 @@ def _loads_in(assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan, loade
     )
     plan = plan.in_phase(len(plan.phases))  # when all has trained that ever does
     layout = plan_layout(meta.model, plan, task_type=assembly.task_type)
-    in_full = [path for path in plan.kept if plan.decisions[path].kind != "adapter"]
+    in_full = [path for path in plan.kept if plan.decisions[path].kind not in ("adapter", "rows")]
+    in_rows = [path for path in plan.kept if plan.decisions[path].kind == "rows"]
     peft = f"peft without {len(layout.inexpressible)} tensors" if layout.inexpressible else "peft"
     if any(note.startswith(OTHERWISE) for note in layout.notes):
         peft = "peft no (shared modules are adapted)"
     rank = int(layout.config["r"])
     if in_full:
         vllm = "vLLM no (modules trained in full)"
+    elif in_rows:
+        vllm = "vLLM no (trained rows)"
     elif layout.inexpressible or rank > _VLLM_MAX_RANK:
         vllm = "vLLM no " + (f"(rank above {_VLLM_MAX_RANK})" if rank > _VLLM_MAX_RANK else "(more than adapters)")
     else:

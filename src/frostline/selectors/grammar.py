@@ -16,6 +16,7 @@ _BARE_KIND = "name"  # a bare string; not writable as a key
 # Modifiers that mean something in some lists only; each list passes those that it reads as `also`.
 OF_FROZEN = frozenset({"frozen_mode"})
 OF_TRAINED = frozenset({"conditional"})
+OF_ROWS = frozenset({"rows"})  # an option of `param`
 _PLACES = {
     "frozen_mode": (
         "entries of freeze_modules, where it says how frozen modules behave",
@@ -35,7 +36,8 @@ def parse_selectors(
 
     Args:
         origins: locates the value's keys for messages.
-        also: modifiers that this list reads besides `within`, `except` and `optional`: `OF_FROZEN` or `OF_TRAINED`.
+        also: modifiers that this list reads besides `within`, `except` and `optional`: `OF_FROZEN`, `OF_TRAINED`;
+            with `OF_ROWS` single rows of a parameter can be selected.
 
     Raises:
         SelectorError: one problem for each malformed entry.
@@ -47,8 +49,10 @@ def parse_selectors(
     selectors: list[Selector] = []
     for index, entry in enumerate(entries):
         keys: tuple[Key, ...] = (index,) if is_list else ()
-        selector = _parse(entry, origins.below(*keys), problems, also)
-        if selector is not None:
+        selector = _parse(entry, origins.below(*keys), problems, also - OF_ROWS)
+        if selector is not None and selector.has_rows and not also >= OF_ROWS:
+            problems.append(_no_rows_here(selector, origins.below(*keys)))
+        elif selector is not None:
             selectors.append(selector)
     if problems:
         raise SelectorError.from_problems(problems)
@@ -63,7 +67,9 @@ def parse_selector(value: Any, origins: Origins | None = None) -> Selector:
     """
     problems: list[Problem] = []
     selector = _parse(value, origins or Origins(), problems)
-    if selector is None:
+    if selector is not None and selector.has_rows:
+        problems.append(_no_rows_here(selector, origins or Origins()))
+    if selector is None or problems:
         raise SelectorError.from_problems(problems)
     return selector
 
@@ -142,7 +148,7 @@ def _build(
         problems.extend(error.problems)
     except ValueError as error:
         what, *rest = error.args
-        keys: tuple[Key, ...] = () if kind_name == _BARE_KIND else (kind_name,)
+        keys: tuple[Key, ...] = () if kind_name == _BARE_KIND else (getattr(error, "key", kind_name),)
         problems.append(
             Problem(
                 what,
@@ -188,6 +194,16 @@ def _build(
     if kind is None or len(problems) > count:
         return None
     return Selector(kind, within, excepts, **flags, frozen_mode=extra.get("frozen_mode"), origin=origins.at())
+
+
+def _no_rows_here(selector: Selector, origins: Origins) -> Problem:
+    return Problem(
+        f"{selector} selects rows, which is not possible here",
+        str(origins.at("rows")),
+        "`rows` in freeze_config.freeze_modules and freeze_config.unfreeze_modules, for the whole run",
+        "remove `rows`; what trains of a table is the parameter `PATH.trained_rows`, as in "
+        '{param: "*.embed_tokens.trained_rows"}',
+    )
 
 
 def _writable_kinds() -> list[str]:

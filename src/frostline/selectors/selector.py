@@ -13,8 +13,17 @@ from functools import cache
 from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
 from frostline.config.origin import Origin
+from frostline.errors import SelectorError
 from frostline.selectors.matching import Selection, find_selection
 from frostline.tree import ModuleTree
+
+
+class OptionError(ValueError):
+    """A fault of one of a kind's options, in plain words; `key` names the option."""
+
+    def __init__(self, key: str, *words: str) -> None:
+        super().__init__(*words)
+        self.key = key
 
 
 @runtime_checkable
@@ -76,6 +85,26 @@ class Selector:
     def selects_params(self) -> bool:
         """Whether it selects single parameters instead of modules with their subtrees."""
         return self.kind.selects == "params"
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it selects only some rows of the parameters that it matches."""
+        return getattr(self.kind, "rows", None) is not None
+
+    def rows_of(self, path: str, shape: tuple[int, ...]) -> list[int]:
+        """The rows that it selects of a parameter that it matches; only where `has_rows`.
+
+        Raises:
+            SelectorError: the parameter has no such rows.
+        """
+        kind: Any = self.kind
+        try:
+            return kind.rows_of(path, shape)
+        except LookupError as error:
+            what, possible, fix = error.args
+            raise SelectorError(
+                f"{self} cannot be applied to this model: {what}", where=self.origin, possible=possible, fix=fix
+            ) from None
 
     def select(self, tree: ModuleTree) -> Selection:
         """Apply to `tree`; an empty result is for the caller to judge (`require_matches`)."""

@@ -16,6 +16,7 @@ from frostline.trainability.plan import TrainabilityPlan, attach_plan, built_fla
 from frostline.trainability.prove import Prover
 from frostline.trainability.resolve import AdapterTargets, Reach, reach_of, resolve_plan
 from frostline.trainability.rules import FreezeRules, parse_freeze_config
+from frostline.trainability.trained_rows import named_in_rows, show_rows
 
 __all__ = [
     "AdapterTargets",
@@ -37,10 +38,12 @@ __all__ = [
     "enter_phase",
     "fold_differences",
     "hold_in_eval",
+    "named_in_rows",
     "parse_freeze_config",
     "phases_to_json",
     "plan_of",
     "reach_of",
     "resolve_plan",
     "set_training_mode",
+    "show_rows",
 ]

@@ -40,6 +40,8 @@ def decide_added(
     thawing: list[tuple[Selector, Selection]] = []
     for selectors, trains in plan.overlays:
         for selector in selectors:
+            if selector.has_rows:  # what trains of a table is laid over it when the model is prepared, never later
+                continue
             if stage and _counts_positions(selector):
                 positional.append(selector)
                 continue

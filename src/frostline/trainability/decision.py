@@ -54,7 +54,8 @@ class Decision:
         num_elements: elements at the global shape.
         shape: global shape.
         dtype: name of the dtype when resolved, such as `float32`.
-        kind: `base`, `new` (the base files do not hold it) or `adapter`.
+        kind: `base`, `new` (the base files do not hold it), `adapter`, or `rows` (those rows of a frozen weight that
+            train, a parameter of their own that is laid over it).
         aliases: other canonical names of the same tensor.
         conditional: it may stay without a gradient in single steps (an expert, the branch of a modality).
         rows: the indices along dim 0 that train, where not all do; None for the whole tensor.

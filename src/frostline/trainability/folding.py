@@ -13,9 +13,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from frostline.trainability.decision import Decision, Rule
+from frostline.trainability.trained_rows import show_rows
 
 if TYPE_CHECKING:
     from frostline.trainability.plan import TrainabilityPlan
+
+_MAX_ROWS_TEXT = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,8 @@ class Entry:
 
     @property
     def is_adapter(self) -> bool:
-        """Whether it belongs to an adapter."""
-        return self.decision.kind == "adapter"
+        """Whether it is added beside the base: by an adapter, or to train single rows of a table."""
+        return self.decision.kind in ("adapter", "rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +86,17 @@ class Sums:
         base, base_trained: elements outside adapters.
         rules: rule -> (parameters, whether they train), outside adapters.
         kinds: of the parameters outside adapters.
-        adapters: (path of the adapted module from here, with `*` for numbers; rule) -> elements, of which train.
+        adapters: (path of the adapted module from here, with `*` for numbers; which rows, empty for adapters; rule) ->
+            elements, of which train.
     """
 
     base: int = 0
     base_trained: int = 0
     rules: dict[Rule, tuple[int, bool]] = field(default_factory=dict[Rule, tuple[int, bool]])
     kinds: set[str] = field(default_factory=set[str])
-    adapters: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict[tuple[str, str], tuple[int, int]])
+    adapters: dict[tuple[str, str, str], tuple[int, int]] = field(
+        default_factory=dict[tuple[str, str, str], tuple[int, int]]
+    )
 
     def add_base(self, decision: Decision) -> None:
         """Count one parameter outside adapters."""
@@ -104,10 +110,10 @@ class Sums:
         known = self.rules.get(rule)
         self.rules[rule] = (count + (known[0] if known else 0), trains)
 
-    def add_adapter(self, path: str, rule: str, elements: int, trained: int) -> None:
-        """Count elements of an adapter at `path`."""
-        total, so_far = self.adapters.get((path, rule), (0, 0))
-        self.adapters[path, rule] = (total + elements, so_far + trained)
+    def add_adapter(self, path: str, rows: str, rule: str, elements: int, trained: int) -> None:
+        """Count elements of an adapter, or of trained `rows`, at `path`."""
+        total, so_far = self.adapters.get((path, rows, rule), (0, 0))
+        self.adapters[path, rows, rule] = (total + elements, so_far + trained)
 
     @property
     def is_uniform(self) -> bool:
@@ -238,7 +244,7 @@ def _sums(part: Part) -> Sums:
             continue
         if entry.is_adapter:
             trained = decision.num_elements * decision.trains
-            sums.add_adapter("", str(decision.rule), decision.num_elements, trained)
+            sums.add_adapter("", _rows_label(part, entry), str(decision.rule), decision.num_elements, trained)
         else:
             sums.add_base(decision)
     for group in part.groups:
@@ -249,6 +255,17 @@ def _sums(part: Part) -> Sums:
         for rule, (count, trains) in inner.rules.items():
             sums.add_rule(rule, count * times, trains)
         name = "*" if group.names[0].isdecimal() else group.names[0]
-        for (path, rule), (elements, trained) in inner.adapters.items():
-            sums.add_adapter(f"{name}.{path}" if path else name, rule, elements * times, trained * times)
+        for (path, rows, rule), (elements, trained) in inner.adapters.items():
+            sums.add_adapter(f"{name}.{path}" if path else name, rows, rule, elements * times, trained * times)
     return sums
+
+
+def _rows_label(part: Part, entry: Entry) -> str:
+    """`rows 32000:32005 (5 of 32,005)`; empty for what is no rows of a table."""
+    rows = entry.decision.rows
+    if rows is None:
+        return ""
+    table = next((other.decision.shape[0] for other in part.entries if other.name == "weight"), len(rows))
+    text = show_rows(rows)
+    shown = f"rows {text} (" if len(text) <= _MAX_ROWS_TEXT else "rows ("
+    return f"{shown}{len(rows):,} of {table:,})"

@@ -29,6 +29,7 @@ from frostline.trainability.report import render_plan
 from frostline.trainability.rows import ModuleRow, module_rows
 from frostline.trainability.rules import FreezeRules
 from frostline.trainability.together import agree
+from frostline.trainability.trained_rows import show_rows
 from frostline.trainability.verify import verify_plan
 from frostline.trainability.wrapped import refuse_flat_parameters, require_fitting_wrappers
 from frostline.tree import (
@@ -157,11 +158,13 @@ class TrainabilityPlan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over sorted (path, global shape, trains) of the whole model, and what each phase changes, as hex."""
+        """SHA-256 over sorted (path, global shape, trains, rows) of the whole model, and what phases change, as hex."""
         if self._whole is not None:
             return self._whole.digest
         lines = sorted(
-            f"{entry.path}\t{'x'.join(map(str, entry.shape))}\t{int(entry.trains)}" for entry in self._stages[0]
+            f"{entry.path}\t{'x'.join(map(str, entry.shape))}\t{int(entry.trains)}"
+            + (f"\trows {show_rows(entry.rows)}" if entry.rows is not None else "")
+            for entry in self._stages[0]
         )
         for phase in self.phases:
             lines.append(f"phase\t{phase.at}")

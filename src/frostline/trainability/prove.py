@@ -23,6 +23,7 @@ from frostline.trainability.gradients import MAX_WATCHED_STEPS, GradientWatch, n
 from frostline.trainability.mode import modules_out_of_eval
 from frostline.trainability.movement import MovementWatch, rates_of
 from frostline.trainability.replicas import find_unequal
+from frostline.trainability.table_reads import TableReads
 from frostline.trainability.trained_modules import group_by_module
 from frostline.trainability.waiting import ConditionalWatch
 from frostline.tree import canonical_named_parameters
@@ -102,6 +103,7 @@ class Prover:
         self._watched_steps = 0
         self._in_step = False
         self._evaluated = False
+        self._table_reads = TableReads(self.model)
 
     # -- the first steps
 
@@ -131,6 +133,7 @@ class Prover:
         self._rates = (lr, optimizer)
         if self._watched_steps == 0:
             self._require_forward("training")
+            self._table_reads.require_none()
             self._forwards.pause()
             self._gradients.look(step)
         elif self._gradients.pending:

@@ -5,8 +5,9 @@ Pure: reads the tree, touches no parameter, works on the meta device. DESIGN sec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from frostline.config.wording import shorten_names
 from frostline.errors import ConfigError, Problem, SelectorError
@@ -28,9 +29,20 @@ from frostline.trainability.plan import TrainabilityPlan
 from frostline.trainability.required import Required, find_required, required_notes
 from frostline.trainability.rows import module_rows
 from frostline.trainability.rules import FreezeRules, rule_of
-from frostline.tree import ModuleTree, PlannedParam
+from frostline.trainability.trained_rows import (
+    Rows,
+    named_in_rows,
+    overlay,
+    rows_in_phase,
+    rows_of_new,
+    rows_path,
+    show_rows,
+    without_effect,
+)
+from frostline.tree import ModuleTree, ParamRef, PlannedParam, update_dtype
 
 _MAX_NAMES = 5
+_BUILT_FROZEN = "the model built it frozen"
 Selected = tuple[Selector, Selection]
 
 
@@ -60,11 +72,13 @@ class Reach:
     Attributes:
         left_alone: mask over modules: inside `freeze_modules` and not thawed, or with new parameters that it freezes.
         trained_in_full: mask over parameters: thawed by a selector in any phase, or new and not frozen by one.
+        in_rows: mask over parameters: rows of it are frozen or thawed apart from the others.
         required: index of each module that the framework keeps frozen -> why.
     """
 
     left_alone: bytearray
     trained_in_full: bytearray
+    in_rows: bytearray
     required: Mapping[int, str] = field(default_factory=dict[int, str])
 
 
@@ -74,6 +88,8 @@ class _Draft:
 
     trains: list[bool] = field(default_factory=list[bool])
     rule: list[Rule] = field(default_factory=list[Rule])
+    rows: dict[int, Rows] = field(default_factory=dict[int, Rows])  # those that train, where not all or none do
+    split: dict[int, tuple[Rule, Rule]] = field(default_factory=dict[int, tuple[Rule, Rule]])  # of the rest; of these
 
 
 def reach_of(tree: ModuleTree, rules: FreezeRules, new: frozenset[str] = frozenset()) -> Reach:
@@ -83,14 +99,21 @@ def reach_of(tree: ModuleTree, rules: FreezeRules, new: frozenset[str] = frozens
         SelectorError: a module selector selects nothing.
     """
     _require_selections([selector for selector in _all_selectors(rules) if not selector.selects_params], tree)
+    in_rows = bytearray(len(tree.params))
+    for index, _ in named_in_rows(tree, (*rules.freeze, *rules.unfreeze)):
+        in_rows[index] = 1
     left_alone = bytearray(len(tree.modules))
     frozen = bytearray(len(tree.params))
     for selector in rules.freeze:
+        if selector.has_rows:
+            continue
         selection = selector.select(tree)
         _set(left_alone, selection.modules)
         _set(frozen, selection.params)
     trained = bytearray(len(tree.params))
     for selector in rules.unfreeze:
+        if selector.has_rows:
+            continue
         selection = selector.select(tree)
         _set(trained, selection.params)
         for index, is_set in enumerate(selection.modules):
@@ -106,7 +129,7 @@ def reach_of(tree: ModuleTree, rules: FreezeRules, new: frozenset[str] = frozens
     required = find_required(tree)
     for index in required.params:
         trained[index] = 0
-    return Reach(left_alone, trained, {index: row.reason for index, row in required.modules.items()})
+    return Reach(left_alone, trained, in_rows, {index: row.reason for index, row in required.modules.items()})
 
 
 def _require_selections(selectors: Sequence[Selector], tree: ModuleTree) -> list[Selection]:
@@ -141,6 +164,7 @@ def resolve_plan(
         SelectorError: a selector selects nothing, or rules disagree about the names of one tensor.
         ConfigError: nothing trains, a new parameter is frozen, or a parameter that cannot train is thawed.
     """
+    tree = tree.without_rows()  # they are decided anew, as the rest is
     if adapters is not None and not tree.adapter_params:
         index_of = tree.module_index
         tree = tree.with_planned_params({index_of[path]: params for path, params in adapters.planned.items()})
@@ -157,11 +181,14 @@ def resolve_plan(
     held: dict[int, Rule] = {}
     for when, frozen, thawed in blocks:
         before = list(draft.rule)
-        _overlay(draft, frozen, trains=False, when=when)
-        _overlay(draft, thawed, trains=True, when=when)
+        disagreements += _overlay(tree, draft, frozen, trains=False, when=when)
+        disagreements += _overlay(tree, draft, thawed, trains=True, when=when)
         disagreements += _merge_tied(tree, draft, before)
         held |= _hold_required(draft, required)
         stages.append(tuple(_decisions(tree, draft, new, built_flags, conditional)))
+    disagreements += _rows_of_new(tree, freezing + thawing, new)
+    if disagreements and len({len(stage) for stage in stages}) > 1:
+        raise SelectorError.from_problems(disagreements)
     decisions = stages[0]
     phases = tuple(
         Phase.from_decisions(phase, stages[index], stages[index + 1]) for index, phase in enumerate(rules.phases)
@@ -237,13 +264,53 @@ def _adapter_rule(tree: ModuleTree, owner: int, adapters: AdapterTargets | None)
     return Rule("adapter", "adapters train")
 
 
-def _overlay(draft: _Draft, chosen: Iterable[Selected], *, trains: bool, when: str = "") -> None:
+def _overlay(
+    tree: ModuleTree, draft: _Draft, chosen: Iterable[Selected], *, trains: bool, when: str = ""
+) -> list[Problem]:
+    """Lay the entries of one list over `draft`; returns those that are at odds with rows of a table."""
+    idle: list[Problem] = []
+    by_rows: dict[int, Selector] = {}
     for selector, selection in chosen:
         rule = rule_of(selector, trains=trains, when=when)
         for index, is_selected in enumerate(selection.params):
-            if is_selected:
+            if not is_selected:
+                continue
+            ref = tree.params[index]
+            if when and index in draft.rows:
+                idle.append(rows_in_phase(ref.path, selector))
+                continue
+            if trains and index in by_rows and not selector.has_rows:
+                idle.append(without_effect(ref.path, by_rows[index], rule))
+            if selector.has_rows:
+                before, held = draft.trains[index], draft.rows.pop(index, None)
+                if trains and before and held is None and index not in by_rows:
+                    idle.append(without_effect(ref.path, selector, draft.rule[index]))
+                picked = selector.rows_of(ref.path, ref.shape)
+                draft.trains[index], rows = overlay(before, held, picked, ref.shape[0], adds=trains)
+                if rows is not None:
+                    draft.rows[index] = rows
+                of_rest, of_rows = draft.split.get(index, (draft.rule[index], draft.rule[index]))
+                draft.split[index] = (of_rest, rule) if trains else (rule, of_rows)
+                by_rows[index] = selector
+            else:
                 draft.trains[index] = trains
-                draft.rule[index] = rule
+                draft.rows.pop(index, None)
+                draft.split.pop(index, None)
+            draft.rule[index] = rule
+    return idle
+
+
+def _rows_of_new(
+    tree: ModuleTree, chosen: Iterable[tuple[Selector, Selection]], new: frozenset[str]
+) -> Iterable[Problem]:
+    ties = {index: names for names in tree.names_of_tensor.values() for index in names}
+    for selector, selection in chosen:
+        if not selector.has_rows or not new:
+            continue
+        names = {index: ties.get(index, (index,)) for index in selection.matches}
+        fresh = [tree.params[i].path for i, tied in names.items() if all(tree.params[n].path in new for n in tied)]
+        if fresh:
+            yield rows_of_new(fresh, selector)
 
 
 def _merge_tied(tree: ModuleTree, draft: _Draft, before: Sequence[Rule]) -> list[Problem]:
@@ -256,14 +323,14 @@ def _merge_tied(tree: ModuleTree, draft: _Draft, before: Sequence[Rule]) -> list
         explicit = [
             index for index in names if draft.rule[index].is_explicit and draft.rule[index] is not before[index]
         ]
-        verdicts = {draft.trains[index] for index in explicit}
+        verdicts = {(draft.trains[index], draft.rows.get(index)) for index in explicit}
         if len(verdicts) > 1:
             listed = "\n".join(f"{tree.params[index].path}: {draft.rule[index]}" for index in explicit)
             others = ", ".join(tree.params[index].path for index in names)
             first = next(draft.rule[index].origin for index in explicit if draft.trains[index])
             problems.append(
                 Problem(
-                    f"one tensor is both frozen and trained under its names {others}",
+                    f"one tensor is {_at_odds(verdicts)} under its names {others}",
                     str(first),
                     f"the rules that disagree:\n{listed}",
                     "name all of them in the same list, or untie the weights in the model's config",
@@ -274,6 +341,10 @@ def _merge_tied(tree: ModuleTree, draft: _Draft, before: Sequence[Rule]) -> list
         winner = explicit[-1] if explicit else min(names, key=lambda index: draft.rule[index].kind == "new")
         for index in names:
             draft.trains[index], draft.rule[index] = draft.trains[winner], draft.rule[winner]
+            if winner in draft.rows:
+                draft.rows[index], draft.split[index] = draft.rows[winner], draft.split[winner]
+            else:
+                draft.rows.pop(index, None)
     return problems
 
 
@@ -282,7 +353,12 @@ def _hold_required(draft: _Draft, required: Required) -> dict[int, Rule]:
     held = {index: draft.rule[index] for index in required.params if draft.trains[index]}
     for index, row in required.params.items():
         draft.trains[index], draft.rule[index] = False, row.rule
+        draft.rows.pop(index, None)
     return held
+
+
+def _at_odds(verdicts: Iterable[tuple[bool, Rows | None]]) -> str:
+    return "both frozen and trained" if len({trains for trains, _ in verdicts}) > 1 else "trained in different rows"
 
 
 def _decisions(
@@ -303,8 +379,8 @@ def _decisions(
             kind = "new"
         rule, trains = draft.rule[index], draft.trains[index]
         built = built_flags.get(ref.path, ref.requires_grad) if built_flags else ref.requires_grad
-        note = "the model built it frozen" if trains and rule.kind == "unfreeze" and not built else ""
-        yield decide(
+        note = _BUILT_FROZEN if trains and rule.kind == "unfreeze" and not built else ""
+        whole = decide(
             ref.path,
             trains,
             rule,
@@ -317,6 +393,32 @@ def _decisions(
             # Under each of its names a tensor may be reached, so all have to be conditional.
             conditional[index] and all(conditional[alias] for alias in aliases.get(index, ())),
         )
+        if index not in draft.rows:
+            yield whole
+            continue
+        of_rest, of_rows = draft.split[index]
+        beside = replace(_rows_beside(whole, ref, draft.rows[index]), rule=of_rows)
+        note = f"rows {show_rows(draft.rows[index])} train, as {beside.path}"
+        yield replace(whole, trains=False, rule=of_rest, note=note)
+        yield beside
+
+
+def _rows_beside(whole: Decision, ref: ParamRef, rows: Rows) -> Decision:
+    """The decision for the trained rows of a parameter: a tensor of its own, of the same names."""
+    shape = (len(rows), *ref.shape[1:])
+    names = [rows_path(name) for name in (whole.path, *whole.aliases)]
+    dtype = update_dtype(ref.dtype) if ref.dtype.is_floating_point else ref.dtype
+    return replace(
+        whole,
+        path=names[0],
+        aliases=tuple(names[1:]),
+        kind="rows",
+        shape=shape,
+        num_elements=math.prod(shape),
+        dtype=str(dtype).removeprefix("torch."),
+        rows=rows,
+        conditional=True,  # a batch may hold none of them
+    )
 
 
 def _untrainable(stages: Sequence[Sequence[Decision]]) -> list[Problem]:
@@ -381,7 +483,11 @@ def _notes(
     chosen: Sequence[Selected],
 ) -> Iterable[str]:
     decisions = stages[0]
-    thawed = [entries[0].path for entries in zip(*stages, strict=True) if any(entry.note for entry in entries)]
+    thawed = [
+        entries[0].path
+        for entries in zip(*stages, strict=True)
+        if any(entry.note == _BUILT_FROZEN for entry in entries)
+    ]
     if thawed:
         yield f"thawed although the model built it frozen: {shorten_names(thawed, _MAX_NAMES)}"
     tied = [decision for decision in decisions if decision.aliases]

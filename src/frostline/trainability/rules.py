@@ -11,7 +11,7 @@ from frostline.config.foreign_keys import FOREIGN_KEYS
 from frostline.config.origin import Origin, Origins
 from frostline.config.wording import flow
 from frostline.errors import ConfigError, Problem, SelectorError
-from frostline.selectors import OF_FROZEN, OF_TRAINED, Selector, parse_selectors
+from frostline.selectors import OF_FROZEN, OF_ROWS, OF_TRAINED, Selector, parse_selectors
 from frostline.trainability.decision import Rule
 from frostline.trainability.legacy import LEGACY_KEYS, LegacyBlock, is_legacy
 from frostline.trainability.phase_rules import PhaseRules, parse_phases
@@ -80,7 +80,7 @@ def parse_freeze_config(config: Mapping[str, Any] | None, origins: Origins | Non
     for key, also in (("freeze_modules", OF_FROZEN), ("unfreeze_modules", OF_TRAINED)):
         if key in config:
             try:
-                lists[key] = parse_selectors(config[key], origins.below(key), also=also)
+                lists[key] = parse_selectors(config[key], origins.below(key), also=also | OF_ROWS)
             except SelectorError as error:
                 problems.extend(error.problems)
                 num_malformed += len(error.problems)

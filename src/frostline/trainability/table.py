@@ -120,10 +120,10 @@ class _Table:
     def _adapters(self, part: Part, path: str, place: _Place, count: int = 1) -> None:
         """Adapters below the row of their blocks, summed over equal blocks and over equal children of a block."""
         times = place.times * count
-        for (relative, rule), (total, trained) in part.sums.adapters.items():
+        for (relative, rows, rule), (total, trained) in part.sums.adapters.items():
             name = relative or path.rpartition(".")[2] or place.root_label
             params = total * times if total != trained else None
-            label = f"{name}  +{self.adapter_label}"
+            label = f"{name}  {rows or f'+{self.adapter_label}'}"
             self.rows.append(TableRow(label, params, trained * times, rule, place.indent + 1))
 
 

@@ -65,8 +65,8 @@ def trained_as(config: TrainingConfig) -> dict[str, str]:
 def _refuse_mixed_forward(
     plan: TrainabilityPlan, params: dict[str, nn.Parameter], dtype: torch.dtype, origin: Origin
 ) -> None:
-    # Adapters cast their input themselves; base and new parameters meet frozen ones in plain torch operations.
-    converted = [path for path in plan.ever_trained if plan.decisions[path].kind != "adapter"]
+    # Adapters and trained rows cast themselves; base and new parameters meet frozen ones in plain torch operations.
+    converted = [path for path in plan.ever_trained if plan.decisions[path].kind not in ("adapter", "rows")]
     others = {params[path].dtype for path in plan.never_trained if params[path].is_floating_point()} - {dtype}
     if converted and others:
         name = str(dtype).removeprefix("torch.")

@@ -4,6 +4,7 @@ Knows only `torch.nn`: nothing of selectors, plans or adapters.
 """
 
 from frostline.tree.collector import collector_paused
+from frostline.tree.dtypes import update_dtype
 from frostline.tree.flags import set_trainable
 from frostline.tree.hashing import tensor_checksum, tensor_checksums, tensor_digest
 from frostline.tree.local import is_distributed, is_trainable_dtype, local_parts, stored_dtype
@@ -15,7 +16,7 @@ from frostline.tree.walk import (
     join_path,
     unwrap,
 )
-from frostline.tree.wrappers import AdapterPart, model_class, wrapped_child
+from frostline.tree.wrappers import TRAINED_ROWS, AdapterPart, HoldsTrainedRows, model_class, wrapped_child
 from frostline.tree.wrapping import (
     carry_flags_over,
     data_parallel_parts,
@@ -25,8 +26,10 @@ from frostline.tree.wrapping import (
 )
 
 __all__ = [
+    "TRAINED_ROWS",
     "AdapterPart",
     "BufferRef",
+    "HoldsTrainedRows",
     "ModuleRef",
     "ModuleTree",
     "ParamRef",
@@ -51,5 +54,6 @@ __all__ = [
     "tensor_checksums",
     "tensor_digest",
     "unwrap",
+    "update_dtype",
     "wrapped_child",
 ]

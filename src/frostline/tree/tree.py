@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from frostline.errors import ModelError
 from frostline.tree.local import stored_dtype
 from frostline.tree.walk import join_path, walk_modules
-from frostline.tree.wrappers import AdapterPart, model_class
+from frostline.tree.wrappers import TRAINED_ROWS, AdapterPart, HoldsTrainedRows, model_class
 from frostline.tree.wrapping import parameters_at_rest
 
 
@@ -67,6 +67,11 @@ class ParamRef:
     dtype: torch.dtype
     requires_grad: bool
     is_adapter: bool
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether it holds trained rows, which are laid over the frozen weight beside it."""
+        return self.is_adapter and self.path.rpartition(".")[2] == TRAINED_ROWS
 
     @property
     def num_elements(self) -> int:
@@ -135,7 +140,15 @@ class ModuleTree:
                         param = at_rest.get(id(param), param)
                     dtype = stored_dtype(param)
                     params.append(
-                        ParamRef(full, index, param, tuple(param.shape), dtype, param.requires_grad, is_adapter)
+                        ParamRef(
+                            full,
+                            index,
+                            param,
+                            tuple(param.shape),
+                            dtype,
+                            param.requires_grad,
+                            is_adapter or (name == TRAINED_ROWS and isinstance(module, HoldsTrainedRows)),
+                        )
                     )
             if module._modules:
                 open_modules.append(index)
@@ -162,6 +175,21 @@ class ModuleTree:
             tree.modules.append(
                 ModuleRef(ref.path, ref.module, ref.parent, ref.is_adapter, ref.end, start, len(tree.params))
             )
+        for ref in tree.modules:
+            is_last = ref.end == len(tree.modules)
+            ref.param_end = len(tree.params) if is_last else tree.modules[ref.end].param_start
+        return tree
+
+    def without_rows(self) -> ModuleTree:
+        """This tree as it is without trained rows; itself where it has none."""
+        if not any(ref.is_rows for ref in self.params):
+            return self
+        tree = ModuleTree()
+        for ref in self.modules:
+            start = len(tree.params)
+            own = self.params[ref.param_start : ref.own_param_end]
+            tree.params.extend(param for param in own if not param.is_rows)
+            tree.modules.append(replace(ref, param_start=start, own_param_end=len(tree.params)))
         for ref in tree.modules:
             is_last = ref.end == len(tree.modules)
             ref.param_end = len(tree.params) if is_last else tree.modules[ref.end].param_start

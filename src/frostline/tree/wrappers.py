@@ -11,9 +11,16 @@ from functools import cache
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+TRAINED_ROWS = "trained_rows"
+"""Name of the parameter, beside a weight, that holds those of its rows that train."""
+
 
 class AdapterPart:
     """Marks a module whose whole subtree is adapter internals: module selectors never match it."""
+
+
+class HoldsTrainedRows:
+    """Marks a module of which the parameter `trained_rows` was added by us: no selector of modules reaches it."""
 
 
 def wrapped_child(module: nn.Module) -> str | None:

@@ -24,7 +24,7 @@ def assert_same(model: nn.Module, before: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("action", [merge, unmerge])
 def test_a_bare_model_has_nothing_to_merge(net: Any, action: Callable[..., Any]) -> None:
-    with pytest.raises(AdapterError, match="the model has no adapter to merge"):
+    with pytest.raises(AdapterError, match="the model has no adapter and no trained rows to merge"):
         action(net)
 
 

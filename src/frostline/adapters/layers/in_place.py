@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from frostline.tree import AdapterPart
+from frostline.tree import AdapterPart, update_dtype
 
 
 class Factor(AdapterPart, nn.Module):
@@ -37,6 +37,9 @@ class FactorBank(AdapterPart, nn.ModuleDict):
 class InPlaceAdapted:
     """Mixin put before the base class by `adapt_in_place`. It pickles and copies as its base class does.
 
+    A mixin that is itself a layer of torch (`class M(InPlaceAdapted, nn.Embedding)`) is put behind the base class
+    instead, right before that layer: what the base class computes around `super().forward` stays around it.
+
     Every name that it adds to a module begins with `frostline_`, because the base may have any attribute of its own.
 
     Attributes:
@@ -49,6 +52,7 @@ class InPlaceAdapted:
     frostline_settings: dict[str, Any]
     frostline_merged: tuple[str, ...]
     frostline_base_class: type[nn.Module]
+    frostline_mixin: type[InPlaceAdapted]
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         """As the base, which pickle finds by name, and then adapted again: the class itself has no importable name."""
@@ -58,7 +62,7 @@ class InPlaceAdapted:
             return cast("tuple[Any, ...]", reduced)  # a subclass that another library has made: not ours to name
         make, arguments, *rest = reduced
         arguments = tuple(self.frostline_base_class if value is kind else value for value in arguments)
-        return (_rebuild, (kind.__bases__[0], make, arguments), *rest)
+        return (_rebuild, (kind.frostline_mixin, make, arguments), *rest)
 
 
 def _rebuild(mixin: type[InPlaceAdapted], make: Callable[..., nn.Module], arguments: tuple[Any, ...]) -> nn.Module:
@@ -70,7 +74,11 @@ def _rebuild(mixin: type[InPlaceAdapted], make: Callable[..., nn.Module], argume
 @cache
 def _adapted_class(mixin: type[InPlaceAdapted], base: type[nn.Module]) -> type[nn.Module]:
     name = f"{mixin.__name__.removesuffix('Mixin')}{base.__name__}"
-    return type(name, (mixin, base), {"frostline_base_class": base, "__module__": mixin.__module__})
+    bases: tuple[type, ...] = (mixin, base)
+    if issubclass(mixin, nn.Module):  # it stands right before the class of torch that it derives from, below `base`
+        bases = (mixin,) if issubclass(mixin, base) else (base, mixin)
+    about = {"frostline_base_class": base, "frostline_mixin": mixin, "__module__": mixin.__module__}
+    return type(name, bases, about)
 
 
 def adapt_in_place(module: nn.Module, mixin: type[InPlaceAdapted]) -> None:
@@ -166,11 +174,10 @@ def drop_factors(module: nn.Module, adapter: str) -> None:
 def adapter_dtype(setting: str, base: torch.dtype) -> torch.dtype:
     """Dtype of new adapter tensors beside a weight of dtype `base`.
 
-    `auto` keeps float32 and float64 and takes float32 beside anything narrower (bfloat16, float16, packed integers),
-    because small updates are lost in 8 bits of mantissa; every other setting is taken as it is.
+    `auto` is what `update_dtype` says; every other setting is taken as it is.
     """
     if setting != "auto":
         dtype = getattr(torch, setting)
         assert isinstance(dtype, torch.dtype)
         return dtype
-    return base if base in (torch.float32, torch.float64) else torch.float32
+    return update_dtype(base)

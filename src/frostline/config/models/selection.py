@@ -16,8 +16,9 @@ _ONE = {
         {
             "type": "object",
             "minProperties": 1,
-            "description": "One kind: path, glob, regex, type, layers (with of) or param; modifiers within, except, "
-            "optional; frozen_mode in freeze_modules, conditional in unfreeze_modules and target_modules.",
+            "description": "One kind: path, glob, regex, type, layers (with of) or param (with rows, to freeze or "
+            "thaw); modifiers within, except, optional; frozen_mode in freeze_modules, conditional in unfreeze_modules "
+            "and target_modules.",
         },
     ]
 }

@@ -6,25 +6,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from frostline.selectors.kinds._positions import Positions
 from frostline.selectors.kinds._text import require_text, wildcard
-from frostline.selectors.selector import register_kind
+from frostline.selectors.selector import OptionError, register_kind
 from frostline.tree import ModuleTree
 
 
 @register_kind
 @dataclass(frozen=True)
 class ParamKind:
-    """Every parameter whose full path matches the fnmatch pattern (case-sensitive, `*` crosses dots)."""
+    """Every parameter whose full path matches the fnmatch pattern (case-sensitive, `*` crosses dots).
+
+    Attributes:
+        value: the pattern.
+        rows: only these rows (indices along dim 0) of what matches; None is the whole parameter. Only for freezing.
+    """
 
     key: ClassVar[str] = "param"
     selects: ClassVar[str] = "params"
-    options: ClassVar[tuple[str, ...]] = ()
+    options: ClassVar[tuple[str, ...]] = ("rows",)
     value: str
+    rows: Positions | None = None
 
     @classmethod
     def parse(cls, value: Any, options: Mapping[str, Any]) -> Self:
-        """Any non-empty string."""
-        return cls(require_text(value, "param"))
+        """Any non-empty string; `rows` as `Positions` reads them."""
+        text = require_text(value, "param")
+        if "rows" not in options:
+            return cls(text)
+        try:
+            return cls(text, Positions.parse(options["rows"], "rows", "32000:"))
+        except ValueError as error:
+            raise OptionError("rows", *error.args) from None
 
     @property
     def pattern(self) -> str:
@@ -36,5 +49,16 @@ class ParamKind:
         matches = wildcard(self.value).fullmatch
         return [index for index, ref in enumerate(tree.params) if matches(ref.path)]
 
+    def rows_of(self, path: str, shape: tuple[int, ...]) -> list[int]:
+        """The chosen rows of one match, sorted.
+
+        Raises:
+            LookupError: it has no such rows.
+        """
+        assert self.rows is not None
+        if not shape:
+            raise LookupError(f"{path} is a single number, which has no rows", "parameters with rows", "remove `rows`")
+        return self.rows.among(shape[0], container=path, items="rows", thing="table")
+
     def __str__(self) -> str:
-        return f'param "{self.value}"'
+        return f'param "{self.value}"' + (f" rows {self.rows}" if self.rows is not None else "")
