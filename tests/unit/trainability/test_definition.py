@@ -282,8 +282,9 @@ def test_case_47_case_67_a_tied_tensor_has_one_decision_and_counts_once(data: st
             linear.weight = linears[0].weight  # every linear here is 1 x 1
     owners = [module for module in model.modules() if isinstance(module, Part)]
     data.draw(st.sampled_from(owners)).add_module("shared", data.draw(st.sampled_from(linears)))
-    freeze = data.draw(st.lists(selectors(model, 1), max_size=2))
-    unfreeze = data.draw(st.lists(selectors(model, 1), max_size=2))
+    paths = st.builds(lambda path: {"path": path}, st.sampled_from([path for path, _ in model.named_modules() if path]))
+    freeze = data.draw(st.lists(st.just("*") | paths | selectors(model, 1), max_size=2))
+    unfreeze = data.draw(st.lists(paths | selectors(model, 1), max_size=2))
     config = {"freeze_modules": freeze, "unfreeze_modules": unfreeze}
     verdicts: dict[int, set[bool]] = {}
     params: dict[int, nn.Parameter] = {}
