@@ -218,3 +218,24 @@ def test_a_reader_that_goes_away_is_no_error(bench: Any, repository: Path) -> No
     with process.stderr:
         assert process.stderr.read() == b""
     assert process.wait(60) == 141
+
+
+@pytest.mark.filterwarnings("ignore::frostline.errors.FrostlineDeprecationWarning")
+def test_legacy_keys_are_noted_with_what_to_write_instead(bench: Any) -> None:
+    bench.config(freeze_config={"freeze_audio_tower": True})
+    screen = " ".join(planned(bench, "config.yaml").split())
+    assert "matches nothing here: no module is named audio|speech|sound" in screen
+    assert (
+        "deprecated: freeze_audio_tower: true; the same with selectors: freeze_config: {freeze_modules: []}" in screen
+    )
+    bench.config(freeze_config={})
+    assert "deprecated" not in planned(bench, "config.yaml")  # nothing is called so, and nobody wrote it
+
+
+def test_no_language_model_to_freeze_is_refused_with_its_line(bench: Any) -> None:
+    bench.config(freeze_config={"freeze_language_model": True})
+    outcome = bench.refused("plan", "config.yaml")
+    assert "freeze_language_model: true freezes nothing" in outcome.error
+    assert ": freeze_config.freeze_language_model" in outcome.part("where")
+    assert "line " in outcome.part("where")
+    assert outcome.part("do") == "write freeze_modules: [{path: bert}] instead"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from frostline.config.origin import Key, Origins
@@ -12,6 +12,17 @@ from frostline.selectors.selector import Kind, Selector, known_kinds
 
 _MODIFIERS = ("within", "except", "optional")
 _BARE_KIND = "name"  # a bare string; not writable as a key
+# What people call our keys; asked before any guess by spelling.
+_SYNONYMS = {
+    **dict.fromkeys(("name", "module", "modules", "tail", "suffix"), "bare text, as in `- encoder`"),
+    **dict.fromkeys(("pattern", "re", "regexp"), "regex"),
+    **dict.fromkeys(("class", "cls", "kind", "module_type", "instance"), "type"),
+    **dict.fromkeys(("parameter", "parameters", "params", "weight", "tensor"), "param"),
+    **dict.fromkeys(("layer", "block", "blocks", "index", "indices"), "layers"),
+    **dict.fromkeys(("exclude", "excluding", "without", "not", "but"), "except"),
+    **dict.fromkeys(("in", "inside", "under", "below", "scope"), "within"),
+    **dict.fromkeys(("required", "strict", "missing_ok"), "optional"),
+}
 
 # Modifiers that mean something in some lists only; each list passes those that it reads as `also`.
 OF_FROZEN = frozenset({"frozen_mode"})
@@ -104,7 +115,7 @@ def _parse(
     if len(kinds) != 1:
         known = {*_writable_kinds(), *_MODIFIERS, *also}
         unknown = [str(key) for key in mapping if key not in known]
-        hints = [near for key in unknown for near in difflib.get_close_matches(key, sorted(known), n=1)]
+        hints = [near for key in unknown for near in _nearest(key, known)]
         what = (
             f"a selector has one kind, but this mapping has {' and '.join(f'`{kind}`' for kind in kinds)}"
             if kinds
@@ -122,7 +133,7 @@ def _parse(
             possible, fix = _PLACES[key]
             problems.append(Problem(f"`{key}` has no meaning here", str(origins.at(key)), possible, fix))
             continue
-        hints = difflib.get_close_matches(str(key), sorted(allowed), n=1)
+        hints = _nearest(str(key), allowed)
         problems.append(
             Problem(
                 f"unknown key `{key}` in a `{kinds[0]}` selector",
@@ -204,6 +215,15 @@ def _no_rows_here(selector: Selector, origins: Origins) -> Problem:
         "remove `rows`; what trains of a table is the parameter `PATH.trained_rows`, as in "
         '{param: "*.embed_tokens.trained_rows"}',
     )
+
+
+def _nearest(key: str, known: Iterable[str]) -> list[str]:
+    """What `key` most likely is here: one of `known`, or how bare text is written; empty if nothing is near."""
+    names = sorted(known)
+    meant = _SYNONYMS.get(key.lower())
+    if meant is not None and (meant in names or meant not in known_kinds()):
+        return [meant]
+    return difflib.get_close_matches(key, names, n=1)
 
 
 def _writable_kinds() -> list[str]:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _MAX_ROWS = 200
 _MIN_RULE_WIDTH = 16
-_MAX_ROWS_TEXT = 24
 
 
 def render_plan(

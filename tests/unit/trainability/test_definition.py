@@ -270,6 +270,50 @@ def test_the_plan_is_its_definition(data: st.DataObject) -> None:
         )
 
 
+@SOME
+@given(st.data())
+def test_case_47_case_67_a_tied_tensor_has_one_decision_and_counts_once(data: st.DataObject) -> None:
+    """Rows 47 and 67: explicit rules about its names must agree, and one of them decides for all."""
+    model = data.draw(modules())
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assume(len(linears) > 1)
+    for linear in linears[1:]:
+        if data.draw(st.booleans()):
+            linear.weight = linears[0].weight  # every linear here is 1 x 1
+    owners = [module for module in model.modules() if isinstance(module, Part)]
+    data.draw(st.sampled_from(owners)).add_module("shared", data.draw(st.sampled_from(linears)))
+    paths = st.builds(lambda path: {"path": path}, st.sampled_from([path for path, _ in model.named_modules() if path]))
+    freeze = data.draw(st.lists(st.just("*") | paths | selectors(model, 1), max_size=2))
+    unfreeze = data.draw(st.lists(paths | selectors(model, 1), max_size=2))
+    config = {"freeze_modules": freeze, "unfreeze_modules": unfreeze}
+    verdicts: dict[int, set[bool]] = {}
+    params: dict[int, nn.Parameter] = {}
+    try:
+        frozen = [naive_select(value, model)[1] for value in freeze]
+        thawed = [naive_select(value, model)[1] for value in unfreeze]
+    except Refused:
+        assume(False)
+        return
+    for path, param in model.named_parameters(remove_duplicate=False):
+        params[id(param)] = param
+        said = verdicts.setdefault(id(param), set())
+        if any(path in selected for selected in thawed):
+            said.add(True)
+        elif any(path in selected for selected in frozen):
+            said.add(False)
+    if any(len(said) > 1 for said in verdicts.values()):
+        with pytest.raises(SelectorError, match="one tensor is both frozen and trained"):
+            resolve(model, freeze_config=config)
+        return
+    expected = {key: next(iter(said), params[key].requires_grad) for key, said in verdicts.items()}
+    assume(any(expected.values()))
+    plan = resolve(model, freeze_config=config)
+    for path, param in model.named_parameters(remove_duplicate=False):
+        assert plan.decisions[path].trains == expected[id(param)]
+    assert plan.num_total == sum(param.numel() for param in model.parameters())
+    assert plan.num_trainable == sum(params[key].numel() for key, trains in expected.items() if trains)
+
+
 @settings(SOME, max_examples=200)
 @given(st.data())
 def test_case_05_case_06_a_name_never_crosses_the_border_of_a_component(data: st.DataObject) -> None:

@@ -36,6 +36,8 @@ def test_every_key_is_read() -> None:
         ({"freeze_embeddings": True}, r"here it is written: freeze_modules: \[\"embed_tokens\"\]"),
         ({"freeze_lm_head": True}, r"here it is written: freeze_modules: \[\"lm_head\"\]"),
         ({"unfrozen_parameters": []}, r"here it is written: unfreeze_modules: \[\{param: "),
+        ({"freeze_layers": 4}, r'here it is written: freeze_modules: \[\{layers: ":4"\}\]'),
+        ({"modules_to_save": ["a"]}, r"here it is written: unfreeze_modules: \[a\]"),
         ({"freeze_modules": None}, "null is not a selector"),
         ({"freeze_modules": False}, "false is not a selector"),
         ({"unfreeze_modules": 1}, "1 is not a selector"),
