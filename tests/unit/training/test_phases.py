@@ -155,7 +155,7 @@ def test_a_run_with_phases_trains_in_each_what_the_phase_says(toy: Any) -> None:
 
 @pytest.mark.parametrize("stop", [2, 3, 4, 5, 6])
 def test_case_38_case_40_a_run_resumed_around_a_switch_equals_the_uninterrupted_one(toy: Any, stop: int) -> None:
-    """Rows 30, 37, 38, 40: before a switch (2), exactly at one (3, 5), after (4, 6); flags, weights, moments, losses."""
+    """Rows 30, 37, 38, 40: before a switch (2), exactly at one (3, 5), after (4, 6); flags, moments, weights."""
     whole = run_with_phases(toy, name="whole")
     again = toy.root / "again"
     shutil.copytree(whole.path, again, symlinks=True)
