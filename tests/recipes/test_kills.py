@@ -109,6 +109,26 @@ def test_two_kills(classify: Callable[..., dict[str, Any]], launch: Any, tmp_pat
     assert_same_end(killed, whole)
 
 
+def test_case_38_kills_before_at_and_after_the_switch_to_a_phase(
+    classify: Callable[..., dict[str, Any]], launch: Any, tmp_path: Path
+) -> None:
+    """Row 38: a phase begins at step 2; killed in step 1, in step 2 (resumed exactly at the switch), and in step 3."""
+    phases = [{"at": {"step": 2}, "unfreeze_modules": [{"layers": "-1:"}], "lr": 2e-3}]
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(classify(checkpoint={"every": 1}, freeze_config={"phases": phases})))
+    launch(config, name="whole")
+    whole = Victim(str(config), tmp_path / "whole", 0.0)
+    killed = Victim(str(config), tmp_path / "killed", 0.2)
+    for done in (1, 2, 3):
+        killed.die_after(2, 0.05)  # in the second step of this start, while it sleeps
+        newest = RunFolder.read(killed.folder).latest()
+        assert newest is not None
+        manifest = Manifest.read(newest)
+        assert (manifest.step, manifest.phase) == (done, int(done > 2))
+    killed.finish()
+    assert_same_end(killed, whole)
+
+
 @pytest.mark.campaign
 def test_ten_kills_of_the_demo(tmp_path: Path) -> None:
     """The run of the demo with smaller batches, so that it has 50 steps; half of the kills hit a checkpoint write."""

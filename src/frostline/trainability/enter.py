@@ -6,6 +6,7 @@ The optimizer needs nothing: it holds the tensors of all phases, and leaves thos
 from __future__ import annotations
 
 import sys
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -14,8 +15,10 @@ from frostline.errors import PlanMismatchError
 from frostline.trainability.plan import TrainabilityPlan
 from frostline.trainability.rewrap import refresh_fsdp, rewrapped, wrappers_around_ddp
 
+ModelT = TypeVar("ModelT", bound=nn.Module)
 
-def enter_phase(model: nn.Module, plan: TrainabilityPlan, index: int) -> tuple[nn.Module, TrainabilityPlan]:
+
+def enter_phase(model: ModelT, plan: TrainabilityPlan, index: int) -> tuple[ModelT, TrainabilityPlan]:
     """Bring phase `index` of `plan` into force on `model`; go on with the model and the plan that come back.
 
     Sets every flag and every mode as that phase says (frozen subtrees as `frozen_mode` says), drops the gradients of
@@ -43,7 +46,7 @@ def enter_phase(model: nn.Module, plan: TrainabilityPlan, index: int) -> tuple[n
     refresh_fsdp(model)
     if "torch._dynamo" in sys.modules:  # nothing was compiled before somebody imported it
         torch._dynamo.reset()
-    return rewrapped(model, wrappers), entered
+    return cast("ModelT", rewrapped(model, wrappers)), entered
 
 
 def _runs_inside_compiled_code() -> bool:

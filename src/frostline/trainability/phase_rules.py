@@ -140,9 +140,10 @@ def _parse_at(given: Mapping[Any, Any], origins: Origins) -> tuple[PhaseStart | 
         return None, [Problem(what, str(here), _EXAMPLE, "name one of them")]
     ((name, value),) = named.items()
     where = str(origins.at("at", name))
-    if name == "step" and (isinstance(value, bool) or not isinstance(value, int)):
+    is_step = name == "step"
+    if is_step and (isinstance(value, bool) or not isinstance(value, int)):
         return None, [Problem(f"`step` is {show(value)}", where, "a whole number above 0", "correct it")]
-    if name == "epoch" and not is_number(value):
+    if not is_step and not is_number(value):
         return None, [Problem(f"`epoch` is {show(value)}", where, "a number above 0", "correct it")]
     if value <= 0:
         return None, [
@@ -153,7 +154,7 @@ def _parse_at(given: Mapping[Any, Any], origins: Origins) -> tuple[PhaseStart | 
                 "write what holds at the start into freeze_config itself",
             )
         ]
-    return (PhaseStart(step=int(value)) if name == "step" else PhaseStart(epoch=float(value))), []
+    return (PhaseStart(step=int(value)) if is_step else PhaseStart(epoch=float(value))), []
 
 
 def _disordered(phases: list[PhaseRules]) -> list[Problem]:

@@ -128,18 +128,12 @@ class TrainabilityPlan:
         self.notes = notes
         self.trainable: tuple[str, ...] = tuple(entry.path for entry in decisions if entry.trains)
         self.frozen: tuple[str, ...] = tuple(entry.path for entry in decisions if not entry.trains)
-        self.ever_trained: tuple[str, ...] = self._trained_in(self._stages)
-        ever = set(self.ever_trained)
+        ever, self._so_far = _trained_in(self._stages), _trained_in(self._stages[: phase + 1])
+        self.ever_trained: tuple[str, ...] = tuple(entry.path for entry in decisions if entry.path in ever)
         self.never_trained: tuple[str, ...] = tuple(entry.path for entry in decisions if entry.path not in ever)
-        self._so_far = frozenset(self._trained_in(self._stages[: phase + 1]))
         self.kept: tuple[str, ...] = tuple(
             entry.path for entry in decisions if entry.path in self._so_far or entry.kind in ("adapter", "new")
         )
-
-    @staticmethod
-    def _trained_in(stages: Sequence[tuple[Decision, ...]]) -> tuple[str, ...]:
-        """Paths that train in one of `stages`, in definition order."""
-        return tuple(entries[0].path for entries in zip(*stages, strict=True) if any(e.trains for e in entries))
 
     @property
     def peft(self) -> bool:
@@ -484,6 +478,11 @@ class TrainabilityPlan:
 
     def __repr__(self) -> str:
         return f"<TrainabilityPlan {self.digest[:8]}: {len(self.trainable)} of {len(self.decisions)} tensors train>"
+
+
+def _trained_in(stages: Sequence[tuple[Decision, ...]]) -> frozenset[str]:
+    """Paths that train in one of `stages`."""
+    return frozenset(entry.path for stage in stages for entry in stage if entry.trains)
 
 
 def _place_of(decision: Decision) -> dict[str, Any]:

@@ -437,7 +437,8 @@ def _untrainable(stages: Sequence[Sequence[Decision]]) -> list[Problem]:
 
 def _never_trained(stages: Sequence[Sequence[Decision]]) -> list[Decision]:
     """Decisions of the block about tensors that train neither there nor in a phase."""
-    return [entries[0] for entries in zip(*stages, strict=True) if not any(entry.trains for entry in entries)]
+    trained = {decision.path for stage in stages for decision in stage if decision.trains}
+    return [decision for decision in stages[0] if decision.path not in trained]
 
 
 def _frozen_new(stages: Sequence[Sequence[Decision]], rules: FreezeRules) -> list[Problem]:
@@ -483,11 +484,7 @@ def _notes(
     chosen: Sequence[Selected],
 ) -> Iterable[str]:
     decisions = stages[0]
-    thawed = [
-        entries[0].path
-        for entries in zip(*stages, strict=True)
-        if any(entry.note == _BUILT_FROZEN for entry in entries)
-    ]
+    thawed = list(dict.fromkeys(entry.path for stage in stages for entry in stage if entry.note == _BUILT_FROZEN))
     if thawed:
         yield f"thawed although the model built it frozen: {shorten_names(thawed, _MAX_NAMES)}"
     tied = [decision for decision in decisions if decision.aliases]

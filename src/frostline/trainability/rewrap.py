@@ -17,7 +17,7 @@ def wrappers_around_ddp(model: nn.Module) -> list[nn.Module]:
     """From the outermost wrapper down to DDP; empty where there is no DDP.
 
     Raises:
-        PlanMismatchError: a wrapper around DDP that cannot be built again, or DDP somewhere inside the model.
+        PlanMismatchError: DDP or a wrapper around it that cannot be built again, or DDP somewhere inside the model.
     """
     chain = [model]
     while not isinstance(chain[-1], DistributedDataParallel):
@@ -42,6 +42,14 @@ def wrappers_around_ddp(model: nn.Module) -> list[nn.Module]:
                 possible="DDP outermost, or torch.compile around it",
                 fix="give enter_phase the DDP module, and wrap what it returns",
             )
+    ddp: Any = chain[-1]
+    if ddp._delay_all_reduce_params:
+        raise PlanMismatchError(
+            "DDP was built with delay_all_reduce_named_params, which it does not tell afterwards",
+            where="DistributedDataParallel",
+            possible="DDP without it",
+            fix="leave it out, or build DDP again yourself after plan.in_phase(N).apply(model)",
+        )
     return chain
 
 
@@ -63,13 +71,6 @@ def rewrapped(model: nn.Module, chain: Sequence[nn.Module]) -> nn.Module:
 def _rebuilt_ddp(old: DistributedDataParallel) -> DistributedDataParallel:
     """A DDP of the same module with the arguments of `old`, whose hooks are removed."""
     held: Any = old
-    if held._delay_all_reduce_params:
-        raise PlanMismatchError(
-            "DDP was built with delay_all_reduce_named_params, which it does not tell afterwards",
-            where="DistributedDataParallel",
-            possible="DDP without it",
-            fix="leave it out, or build DDP again yourself after plan.in_phase(N).apply(model)",
-        )
     arguments: dict[str, Any] = {
         "device_ids": held.device_ids,
         "output_device": held.output_device,

@@ -200,6 +200,10 @@ def test_ddp_inside_something_unknown_is_refused() -> None:
     ddp.module = model
     with pytest.raises(PlanMismatchError, match=r"DDP is inside Wrapper[\s\S]*wrap what it returns"):
         enter_phase(Wrapper(ddp), plan, 1)
+    ddp._delay_all_reduce_params = [model.head.weight]
+    with pytest.raises(PlanMismatchError, match="delay_all_reduce_named_params"):
+        enter_phase(ddp, plan, 1)
+    assert trained(model) == set(plan.trainable)
     assert plan_of(model).phase == 0
 
 

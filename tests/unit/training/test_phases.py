@@ -155,7 +155,7 @@ def test_a_run_with_phases_trains_in_each_what_the_phase_says(toy: Any) -> None:
 
 @pytest.mark.parametrize("stop", [2, 3, 4, 5, 6])
 def test_case_38_case_40_a_run_resumed_around_a_switch_equals_the_uninterrupted_one(toy: Any, stop: int) -> None:
-    """Rows 37, 38 and 40: before a switch (2), exactly at one (3, 5) and after (4, 6); weights, moments, losses."""
+    """Rows 30, 37, 38, 40: before a switch (2), exactly at one (3, 5), after (4, 6); flags, moments, weights."""
     whole = run_with_phases(toy, name="whole")
     again = toy.root / "again"
     shutil.copytree(whole.path, again, symlinks=True)
@@ -167,6 +167,9 @@ def test_case_38_case_40_a_run_resumed_around_a_switch_equals_the_uninterrupted_
     torch.manual_seed(99)  # a resumed process has drawn other numbers before
     resumed = run_with_phases(toy, name="again", mode="resume", resume_from=again / "checkpoints" / f"step-{stop:06d}")
     assert bits(resumed.model) == bits(whole.model)
+    for run in (whole, resumed):
+        trained = {path for path, param in run.model.named_parameters() if param.requires_grad}
+        assert trained == {f"layers.2.{name}" for name in ("norm.weight", "norm.bias", "linear.weight", "linear.bias")}
     assert losses(again) == losses(whole.path)
     assert resumed.result.last_metrics == whole.result.last_metrics
     assert resumed.result.proof == whole.result.proof
