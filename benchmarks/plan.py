@@ -2,10 +2,10 @@
 
     python benchmarks/plan.py [--rounds 3] [--part freeze|adapters|command|all]
 
-The model is `large_moe.py` on the meta device: 60 layers of 256 experts. Each side runs in a process of its own, in turn
-(A B A B ...), so that a machine whose speed drifts slows both; only the calls are on the clock, not the imports and the
-building of the model. Reported are medians with their range, and ratios theirs / ours, round by round: 10x means that
-we take a tenth of their time. A peer that is not installed is said, with how to install it.
+The model is `large_moe.py` on the meta device: 60 layers of 256 experts. Each side runs in a process of its own, in
+turn (A B A B ...), so that a machine whose speed drifts slows both; only the calls are on the clock, not the imports
+and the building of the model. Reported are medians with their range, and ratios theirs / ours, round by round: 10x
+means that we take a tenth of their time. A peer that is not installed is said, with how to install it.
 """
 
 from __future__ import annotations
