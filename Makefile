@@ -19,7 +19,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-kill test test-full lint types imports browser format docs bench env demo-env clean
+.PHONY: help demo demo-kill test test-full lint types imports browser format docs bench bench-plan env demo-env clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -58,6 +58,9 @@ docs: $(VENV)/.installed-docs ## build the site in site/
 
 bench: $(VENV)/.installed ## side by side with transformers.Trainer + peft
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python benchmarks/run.py
+
+bench-plan: $(VENV)/.installed ## plans of 46,000 linears, side by side with nemo-automodel and peft
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python benchmarks/plan.py
 
 env: $(VENV)/.installed ## only make the environment of `make test`
 

@@ -52,7 +52,7 @@ def test_assets_are_exact_and_the_tests_have_those_of_the_demo() -> None:
 def test_scripts_that_the_makefile_runs_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     scripts = re.findall(r"\S+/[\w.]+\.py", makefile)
-    assert len(scripts) == 3
+    assert len(scripts) == 4
     assert [script for script in scripts if not (ROOT / script).exists()] == []
 
 

@@ -54,7 +54,7 @@ class Factory:
             ModelError: the callable is not there, fails, or returns something else than a module.
         """
         function = self._find()
-        with torch.device("meta"), NoValues():
+        with torch.device("meta"), NoValues(), collector_paused():
             model = self._call(function)
         return MetaModel(model, frozenset(), {}, (), _main_dtype(model), remarks=(REMARK,))
 
@@ -114,7 +114,6 @@ class Factory:
     def _call(self, function: Callable[..., Any]) -> nn.Module:
         # The seed is that of the run: a factory that draws its weights gives the same ones at every start and resume.
         with (
-            collector_paused(),
             _current_directory_first(),
             torch.random.fork_rng(devices=[]),
             _own_failures(self, f"model.factory: {self.name} failed"),

@@ -127,19 +127,23 @@ _Blank = TypeVar("_Blank", bound=nn.Module)
 
 
 def _blank(cls: type[_Blank]) -> _Blank:
-    """A module without parameters, by copying the state of one that `nn.Module.__init__` has made."""
+    """A module without parameters, with the state that `nn.Module.__init__` would give it."""
     made = cls.__new__(cls)
-    made.__dict__.update(
-        {key: value.copy() if isinstance(value, (dict, set)) else value for key, value in _initial_state(cls).items()}
-    )
+    constants, containers = _initial_state(cls)
+    state = made.__dict__
+    state.update(constants)
+    for key, kind in containers:
+        state[key] = kind()
     return made
 
 
 @cache
-def _initial_state(cls: type[nn.Module]) -> dict[str, Any]:
+def _initial_state(cls: type[nn.Module]) -> tuple[dict[str, Any], list[tuple[str, Callable[[], Any]]]]:
+    """The constants of a new module, and the type of each of its containers, which are all empty."""
     fresh = cls.__new__(cls)
     nn.Module.__init__(fresh)
-    return fresh.__dict__
+    containers = {key: type(value) for key, value in fresh.__dict__.items() if isinstance(value, (dict, set))}
+    return {key: value for key, value in fresh.__dict__.items() if key not in containers}, list(containers.items())
 
 
 def restore_class(module: nn.Module) -> None:
