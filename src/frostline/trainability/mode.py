@@ -38,7 +38,8 @@ def hold_in_eval(
     """Put the subtrees at `roots` into evaluation mode and keep them there; release every other one.
 
     Each module of a subtree to which the mode means something is held by itself, because trainers call `train()` on
-    single modules too. What is released takes the mode that the model is in. `modules` are its canonical named ones, where they are known.
+    single modules too. What is released takes the mode that the model is in. `modules` are its canonical named ones,
+    where they are known.
     """
     modules = list(canonical_named_modules(model)) if modules is None else modules
     wanted = set(roots)
