@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,13 @@ from frostline.tree import canonical_named_modules, unwrap
 
 if TYPE_CHECKING:
     from frostline.trainability.plan import TrainabilityPlan
+
+
+# What they compute does not depend on the mode, so only their children have to be held. Large models are made of them.
+_MODELESS: frozenset[type[nn.Module]] = frozenset(
+    {nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Identity,
+     nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sequential, nn.ModuleList, nn.ModuleDict}
+)  # fmt: skip
 
 
 def _stay_in_eval(module: nn.Module, mode: bool = True) -> nn.Module:
@@ -25,63 +32,48 @@ def hold_in_eval(
 ) -> None:
     """Put the subtrees at `roots` into evaluation mode and keep them there; release every other one.
 
-    Each module of a subtree is held by itself, because trainers call `train()` on single modules too. What is released
-    takes the mode that the model is in. `modules` are its canonical named ones, where they are known.
+    Each module of a subtree to which the mode means something is held by itself, because trainers call `train()` on
+    single modules too. What is released takes the mode that the model is in. `modules` are its canonical named ones,
+    where they are known.
     """
-    wanted = set(roots)
     modules = list(canonical_named_modules(model)) if modules is None else modules
-    # By identity, because a shared module may be inside a root under one of its paths only.
-    kept_roots = {id(module): module for path, module in modules if path in wanted}
-    kept = {id(module): module for root in kept_roots.values() for module in _subtree(root)}
-    released = {
-        id(module): module
-        for _, module in modules
-        if "train" in module.__dict__ and id(module) not in kept and _is_held(module)
-    }
-    for module in released.values():
-        del module.__dict__["train"]
-    for module in released.values():
+    wanted = set(roots)
+    kept = _inside(modules, wanted)
+    top = {id(module) for path, module in modules if path in wanted}
+    released = [module for _, module in modules if "train" in module.__dict__ and id(module) not in kept]
+    released = [module for module in released if _is_held(module)]
+    for module in released:
+        module.__dict__.pop("train", None)  # a shared module is there several times
+    for module in released:
         module.train(unwrap(model).training)
-    for root in kept_roots.values():
-        _put_into_eval(root)
-    for module in kept.values():
+    for key, module in kept.items():
         # On the instance: `nn.Module.train` recurses through `child.train(mode)`, so the parent's call ends here. A
         # partial and not a bound method, because a model that holds one of itself could not be pickled.
-        module.__dict__["train"] = partial(_stay_in_eval, module)
+        if key in top or type(module) not in _MODELESS:
+            module.__dict__["train"] = partial(_stay_in_eval, module)
+        if _is_plain(type(module)):
+            module.__dict__["training"] = False  # `nn.Module.__setattr__` would look for a parameter of that name
+        else:
+            module.training = False
 
 
-def _subtree(root: nn.Module) -> Iterator[nn.Module]:
-    """What `root.modules()` gives, each module once, without making the paths."""
-    waiting, seen = [root], {id(root)}
-    while waiting:
-        module = waiting.pop()
-        yield module
-        for child in module._modules.values():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                waiting.append(child)
-
-
-def _put_into_eval(root: nn.Module) -> None:
-    """What `root.train(False)` does, at a tenth of the price for the modules that have nothing of their own.
-
-    There `nn.Module.__setattr__` sets the flag of each module, after it has looked for parameters under that name.
-    """
-    waiting = [root]
-    while waiting:
-        module = waiting.pop()
-        if "train" in module.__dict__ or not _is_plain(type(module)):
-            module.train(False)  # its own way, which may well leave its children as they are
+def _inside(modules: Sequence[tuple[str, nn.Module]], roots: set[str]) -> dict[int, nn.Module]:
+    """The modules of the subtrees at `roots`, by identity: a shared one may be inside under one of its paths only."""
+    kept: dict[int, nn.Module] = {}
+    prefix: str | None = None
+    for path, module in modules:  # parents before their children
+        if path in roots:
+            prefix = f"{path}." if path else ""
+        elif prefix is None or not path.startswith(prefix):
+            prefix = None
             continue
-        module.__dict__["training"] = False
-        if module._modules:
-            waiting.extend([child for child in module._modules.values() if child is not None])
+        kept[id(module)] = module
+    return kept
 
 
 @cache
 def _is_plain(cls: type[nn.Module]) -> bool:
-    """Whether the class changes modes and sets attributes as `nn.Module` does."""
-    return cls.train is nn.Module.train and cls.__setattr__ is nn.Module.__setattr__
+    return cls.__setattr__ is nn.Module.__setattr__
 
 
 def modules_out_of_eval(model: nn.Module) -> list[str]:
