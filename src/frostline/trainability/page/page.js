@@ -345,6 +345,7 @@
   function search() {
     const query = state.query.trim().toLowerCase();
     state.hits = null; state.turn = 0; state.first = [];
+    at("found").dataset.query = query;
     if (!query) { at("found").textContent = ""; return; }
     const glob = query.includes("*") ? new RegExp(query.split("*").map(part => part.replace(/[.+?^${}()|[\]\\]/g, "\\$&")).join(".*")) : null;
     const fits = text => glob ? glob.test(text) : text.includes(query);
