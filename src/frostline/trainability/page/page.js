@@ -34,7 +34,7 @@
     by: entry.isAlias ? {} : entry.rows
       ? { trained: entry.trained, frozen: entry.elements - entry.trained } : { [entry.state]: entry.elements },
     rules: new Map(entry.isAlias ? [] : [[entry.rule, 1]]),
-    conditional: !!entry.conditional, later: entry.phases.length > 0, tied: entry.ties.length > 0, noted: !!entry.note,
+    conditional: !!entry.conditional && (!!entry.trains || entry.phases.length > 0), later: entry.phases.length > 0, tied: entry.ties.length > 0, noted: !!entry.note,
     log: entry.isAlias ? 3 : 1.2 + Math.log10(1 + entry.elements),
   }));
   const many = count => count === 1 ? 1 : 1 + Math.log2(count) / 3;
@@ -149,7 +149,7 @@
       lines.push(["shape", `${entry.shape.join(" × ") || "one number"}  ${entry.dtype}`]);
       lines.push(["size", `${comma(product(entry.shape) * node.times)} elements, ${megabytes(product(entry.shape) * data.itemsizes[entry.dtype] * node.times)}${blocks}`]);
       const what = entry.kind === "adapter" ? "adapter" : entry.kind === "new" ? "new: not in the base files" : "base";
-      const trains = !entry.trains ? "no, frozen" : entry.rows ? `${comma(entry.rows[0])} rows, ${entry.rows[1]} to ${entry.rows[2]}` : "yes";
+      const trains = !entry.trains ? (entry.phases.length ? "not at the start" : "no, frozen") : entry.rows ? `${comma(entry.rows[0])} rows, ${entry.rows[1]} to ${entry.rows[2]}` : "yes";
       lines.push(["trains", `${trains} (${what}${entry.conditional ? ", conditional: may stay without a gradient" : ""})`]);
       if (entry.phases.length) lines.push(["phases", `trains ${entry.phases.map(phase => phase ? `in phase ${phase}` : "at the start").join(", ")}`]);
       lines.push(["rule", ruleText(entry.rule)]);
@@ -158,7 +158,7 @@
     } else {
       lines.push(["class", `${data.parts[node.part][0]}${blocks}`]);
       lines.push(["size", `${comma(sums.elements * node.times)} elements in ${comma(sums.params * node.times)} parameters, ${megabytes(sums.bytes * node.times)}`]);
-      lines.push(["trains", sums.trained ? `${comma(sums.trained * node.times)} elements (${(100 * sums.trained / sums.elements).toFixed(2)} %)` : "nothing, frozen"]);
+      lines.push(["trains", sums.trained ? `${comma(sums.trained * node.times)} elements (${(100 * sums.trained / sums.elements).toFixed(2)} %)` : sums.later ? "nothing at the start" : "nothing, frozen"]);
       const rules = [...sums.rules.entries()];
       rules.slice(0, 5).forEach(([rule, count], i) => lines.push([i ? "" : "rules", `${comma(count * node.times)} by ${ruleText(rule).replace("\n", ": ")}`]));
       if (rules.length > 5) lines.push(["", `and ${rules.length - 5} more`]);
