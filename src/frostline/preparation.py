@@ -25,7 +25,7 @@ from frostline.adapters import merge as merge_adapters
 from frostline.adapters.base import DEFAULT_NAME
 from frostline.adapters.targets import Targets
 from frostline.config.origin import Origins
-from frostline.errors import AdapterError, ConfigError, FrostlineError, Problem, SelectorError
+from frostline.errors import AdapterError, ConfigError, FrostlineError, PlanMismatchError, Problem, SelectorError
 from frostline.trainability import (
     AdapterTargets,
     FreezeRules,
@@ -38,7 +38,7 @@ from frostline.trainability import (
     reach_of,
     resolve_plan,
 )
-from frostline.tree import ModuleTree, canonical_named_parameters, set_trainable
+from frostline.tree import ModuleTree, canonical_named_parameters, collector_paused, is_fully_sharded, set_trainable
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -86,10 +86,22 @@ def prepare(
     """Inject adapters into `model` and apply the plan to it. Mutates and returns `model`.
 
     Arguments and errors are those of `resolve`; nothing is changed when it raises. `adapter` names the new adapter.
+    Call it before the model is wrapped or sharded: DDP and `fully_shard` capture parameters and flags.
+
+    Raises:
+        PlanMismatchError, AdapterError: the model is sharded, inside DDP or tensor parallel already.
 
     Example:
         model, plan = prepare(model, peft=LoRA(rank=8, target_modules=["*_proj"]))
     """
+    if is_fully_sharded(model):
+        raise PlanMismatchError(
+            "prepare comes too late: fully_shard has taken the parameters, so that none can be added and what is "
+            "frozen is sharded as if it trained",
+            where="prepare",
+            possible="build, prepare (adapters and flags), then parallelize",
+            fix="call prepare on the bare model, then fully_shard(model), then plan.bind(model)",
+        )
     resolved = _resolve(model, freeze_config, peft, new, origins, adapter)
     if resolved.method is not None and not adapters_of(model):
         inject(model, resolved.method, adapter=adapter, targets=resolved.targets)
@@ -121,6 +133,7 @@ def release(model: nn.Module) -> None:
     detach_plan(model)
 
 
+@collector_paused()
 def _resolve(
     model: nn.Module,
     freeze_config: Mapping[str, Any] | FreezeRules | None,
@@ -161,7 +174,7 @@ def _resolve(
     _require_known(new_paths, tree)
     if adapter is None:  # whatever the model's adapter is called
         adapter = next(iter(adapters_of(model)), DEFAULT_NAME)
-    flags = built_flags(model) or {ref.path: ref.requires_grad for ref in tree.params if not ref.is_adapter}
+    flags = built_flags(model)  # None: the tree's are those that the model came with
     targets = None
     additions = None
     if method is not None:
@@ -233,7 +246,7 @@ def _differences(present: Mapping[str, InjectedAdapter], method: PEFT, targets: 
 
 
 def _require_known(new: frozenset[str], tree: ModuleTree) -> None:
-    unknown = sorted(new - tree.param_index.keys())
+    unknown = sorted(new - tree.param_index.keys()) if new else []
     if unknown:
         raise ConfigError(
             f"{', '.join(unknown)} in `new`, but the model has no such parameter",

@@ -16,6 +16,12 @@ import torch.multiprocessing as mp
 Worker = Callable[..., Any]
 
 
+def device_of(process_rank: int) -> torch.device:
+    """A GPU of its own for each process where there are enough (the group speaks NCCL there), else the CPU."""
+    enough = torch.cuda.device_count() >= dist.get_world_size()
+    return torch.device("cuda", process_rank) if enough else torch.device("cpu")
+
+
 @pytest.fixture
 def spawn(tmp_path: Path) -> Callable[..., list[Any]]:
     """`spawn(worker, num_processes, *arguments)` runs `worker(process_rank, *arguments)` in each process of one group.
@@ -36,8 +42,12 @@ def spawn(tmp_path: Path) -> Callable[..., list[Any]]:
 def _enter(process_rank: int, worker: Worker, num_processes: int, folder: Path, arguments: tuple[Any, ...]) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(1)
+    backend = "gloo"
+    if torch.cuda.device_count() >= num_processes:
+        torch.cuda.set_device(process_rank)
+        backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=process_rank, world_size=num_processes
+        backend, init_method=f"file://{folder}/rendezvous", rank=process_rank, world_size=num_processes
     )
     try:
         result = worker(process_rank, *arguments)

@@ -57,6 +57,8 @@ PAGES: dict[str, Expected] = {
     "docs/guides/selecting.md": Expected({"python": 3, "yaml": 2, "text": 3}, 0),
     "docs/guides/phases.md": Expected({"yaml": 1, "console": 2, "python": 1, "text": 1}, 2, BBC_SHORT),
     "docs/guides/runs.md": Expected({"yaml": 1, "console": 10, "json": 1, "python": 2}, 10, BBC_SHORT),
+    "docs/guides/wrappers.md": Expected({"python": 7, "text": 4}, 0),
+    "docs/guides/proof.md": Expected({"python": 3, "text": 2}, 0),
     "docs/guides/library.md": Expected({"python": 10, "text": 5}, 0),
     "docs/guides/coming-from.md": Expected({"yaml": 2, "console": 1, "python": 2}, 1),
     "docs/guides/extending.md": Expected({"python": 6, "text": 3, "toml": 1}, 0),

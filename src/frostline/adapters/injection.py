@@ -10,10 +10,11 @@ from torch import nn
 from frostline.adapters.active import InjectedAdapter, adapters_of, record_adapter
 from frostline.adapters.base import DEFAULT_NAME, PEFT
 from frostline.adapters.layers.in_place import drop_adapter
+from frostline.adapters.order import require_plain_weights, require_unwrapped
 from frostline.adapters.targets import Targets, find_targets
 from frostline.config.origin import Origins
 from frostline.errors import AdapterError
-from frostline.tree import ModuleTree, PlannedParam
+from frostline.tree import ModuleTree, PlannedParam, collector_paused
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
@@ -27,6 +28,7 @@ def planned_params(
     }
 
 
+@collector_paused()
 def inject(
     model: nn.Module,
     method: PEFT,
@@ -46,7 +48,8 @@ def inject(
         The record of what was added. Injecting an equal method under the same name again changes nothing.
 
     Raises:
-        AdapterError: the name is taken by another method or not valid, or a target cannot be adapted.
+        AdapterError: the name is taken by another method or not valid, a target cannot be adapted, or the model is
+            inside DDP or sharded already.
     """
     # A factor bank is a ModuleDict, which takes no key that is one of its own attributes.
     if not _NAME.fullmatch(adapter) or hasattr(nn.ModuleDict, adapter) or adapter == "training":
@@ -67,9 +70,11 @@ def inject(
             possible=f"names in use: {', '.join(adapters_of(model))}",
             fix="choose another name",
         )
+    require_unwrapped(model, "inject")
     if targets is None:
         targets = find_targets(tree, method, origins=origins)
     modules = [tree.modules[target.index].module for target in targets.targets]
+    require_plain_weights({target.path: tree.modules[target.index].module for target in targets.targets})
     try:
         for target, module in zip(targets.targets, modules, strict=True):
             prefix, _, name = target.path.rpartition(".")

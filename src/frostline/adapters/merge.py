@@ -11,7 +11,7 @@ from frostline.adapters.active import adapters_of, forget_adapter
 from frostline.adapters.layers.in_place import drop_factors, restore_class
 from frostline.adapters.layers.lora_linear import LoRAMixin
 from frostline.errors import AdapterError
-from frostline.tree import canonical_named_modules
+from frostline.tree import canonical_named_modules, is_fully_sharded
 
 _BASE_COPY = "_frostline_unmerged_weight"
 
@@ -26,8 +26,16 @@ def merge(model: nn.Module, *, keep: bool = False) -> nn.Module:
             weight, so that `unmerge` restores the base bit for bit.
 
     Raises:
-        AdapterError: the model has no adapter, or a merged weight is not finite; nothing is changed then.
+        AdapterError: the model has no adapter, its parameters are sharded, or a merged weight is not finite; nothing
+            is changed then.
     """
+    if is_fully_sharded(model):
+        raise AdapterError(
+            "the model is sharded by fully_shard, so that no process has the weights to merge",
+            where="merge",
+            possible="a model in one process",
+            fix="save the adapter, load it into the base in one process, and merge there",
+        )
     adapted = _adapted(model)
     merged: list[Tensor] = []
     for path, module in adapted:

@@ -1,125 +1,172 @@
 """Carries a plan's decisions over a step that may have replaced parameters (DESIGN section 2).
 
-Known paths keep their decision. An unknown path is decided by the same selectors on the current tree; where none
-reaches, it keeps its flag (full fine-tuning) or is frozen (PEFT) and is listed. A path that vanished must have a
-replacement below the same parent.
+Known paths keep their decision; what a path unknown to the plan gets is in `added.py`. A path that vanished must have a
+replacement below the same parent, or belong to another stage of a pipeline. Mutates nothing, communicates nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from frostline.errors import PlanMismatchError
-from frostline.trainability.conditional import find_conditional
-from frostline.trainability.decision import Decision, Rule
-from frostline.trainability.required import find_required
-from frostline.trainability.rules import rule_of
-from frostline.tree import ModuleTree, ParamRef
+from frostline.config.wording import shorten_names
+from frostline.errors import PlanMismatchError, Problem
+from frostline.trainability.added import decide_added
+from frostline.trainability.decision import Decision
+from frostline.tree import ModuleTree, is_trainable_dtype
 
 if TYPE_CHECKING:
     from frostline.trainability.plan import TrainabilityPlan
 
+_MAX_NAMES = 5
 
-def bind_decisions(plan: TrainabilityPlan, tree: ModuleTree, step: str) -> tuple[tuple[Decision, ...], str]:
-    """Decisions for `tree`, and a note that lists what `step` added (empty if nothing). Mutates nothing.
+
+@dataclass(frozen=True)
+class _Step:
+    """What `bind` compares: the plan, the model's tree now, and the name of what happened in between."""
+
+    plan: TrainabilityPlan
+    tree: ModuleTree
+    name: str
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+    def refuse(self, what: str, possible: str, fix: str) -> None:
+        self.problems.append(Problem(what, f"bind after {self.name}", possible, fix))
+
+
+def bind_decisions(
+    plan: TrainabilityPlan, tree: ModuleTree, step: str, *, stage: bool = False
+) -> tuple[tuple[Decision, ...], tuple[str, ...]]:
+    """Decisions for `tree`, and notes on what `step` added, packed or untied.
+
+    Args:
+        stage: the tree is one stage of a pipeline; what it lacks belongs to another.
 
     Raises:
-        PlanMismatchError: a planned parameter vanished without a replacement, has another shape, is to train with an
-            integer dtype, or has become one tensor with a parameter that is decided differently.
+        PlanMismatchError: with all faults: planned parameters vanished without a replacement, one has another shape or
+            is to train with a dtype that cannot, ties and decisions contradict each other.
     """
-    names = {ref.path for ref in tree.params}
+    held = _Step(plan, tree, step)
     added = [index for index, ref in enumerate(tree.params) if ref.path not in plan.decisions]
-    _require_replacements(plan, names, {tree.params[index].path for index in added}, step)
-    verdicts = _decide_added(plan, tree, added, step)
+    packed_away = _find_vanished(held, added, stage)
+    verdicts = decide_added(plan, tree, added, step, stage=stage)
+    notes = [f"added by {step}: {_listed(tree.params[index].path for index in added)}"] if added else []
+    if packed_away:
+        notes.append(f"packed into buffers by {step}: {_listed(packed_away)}")
     repeated = {index for indices in tree.names_of_tensor.values() for index in indices[1:]}
-    decisions: list[Decision] = []
-    for index, ref in enumerate(tree.params):
-        if index in repeated:
-            continue
-        known = plan.decisions.get(ref.path)
-        if known is not None and known.shape != ref.shape:
-            raise PlanMismatchError(
-                f"{ref.path} has shape {list(ref.shape)}, but the plan was made for {list(known.shape)}",
-                where=f"bind after {step}",
-                possible="steps that keep the global shape of a parameter",
-                fix="make the plan after the step that resizes the model",
-            )
-        names_here = tree.names_of_tensor.get(index, (index,))
-        chosen = _agreed(plan, tree, names_here, verdicts, step)
-        aliases = tuple(tree.params[other].path for other in names_here[1:])
-        if chosen.trains and not (ref.dtype.is_floating_point or ref.dtype.is_complex):
-            raise PlanMismatchError(
-                f"{ref.path} is to train, but its dtype is {ref.dtype_name} now",
-                where=f"bind after {step}",
-                possible="floating-point parameters train; integer and packed ones cannot",
-                fix=f"freeze it, or leave it out of {step}",
-            )
-        decisions.append(replace(chosen, path=ref.path, aliases=aliases))
-    listed = [tree.params[index].path for index in added]
-    more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
-    return tuple(decisions), f"added by {step}: {', '.join(listed[:5])}{more}" if listed else ""
+    decisions = [
+        _decision_of(held, index, verdicts, notes) for index in range(len(tree.params)) if index not in repeated
+    ]
+    _find_broken_ties(held, decisions, notes)
+    if held.problems:
+        raise PlanMismatchError.from_problems(held.problems)
+    return tuple(decisions), tuple(notes)
 
 
-def _agreed(
-    plan: TrainabilityPlan, tree: ModuleTree, names: Sequence[int], verdicts: Mapping[int, Decision], step: str
-) -> Decision:
+def held_by(plan: TrainabilityPlan, tree: ModuleTree) -> frozenset[str]:
+    """Planned paths that `tree` holds, under one of their names or through a replacement below the same parent."""
+    names = {ref.path for ref in tree.params}
+    added = {path for path in names if path not in plan.decisions}
+    return frozenset(
+        entry.path
+        for entry in plan.decisions.values()
+        if any(name in names for name in (entry.path, *entry.aliases)) or _is_replaced(entry.path, added)
+    )
+
+
+def _decision_of(held: _Step, index: int, verdicts: Mapping[int, Decision], notes: list[str]) -> Decision:
+    ref = held.tree.params[index]
+    names = held.tree.names_of_tensor.get(index, (index,))
+    chosen = _agreed(held, names, verdicts)
+    aliases = tuple(held.tree.params[other].path for other in names[1:])
+    can_train = is_trainable_dtype(ref.dtype)
+    if chosen.trains and not can_train:
+        held.refuse(
+            f"{ref.path} is to train, but its dtype is {ref.dtype_name} now",
+            "floating-point parameters train; integer and packed ones cannot",
+            f"freeze it, or leave it out of {held.name}",
+        )
+    elif chosen.shape != ref.shape and can_train:
+        held.refuse(
+            f"{ref.path} has shape {list(ref.shape)}, but the plan was made for {list(chosen.shape)}",
+            "steps that keep the global shape of a parameter",
+            "make the plan after the step that resizes the model",
+        )
+    elif chosen.shape != ref.shape:
+        what = f": {ref.path} ({ref.dtype_name} {list(ref.shape)})"
+        if not any(earlier.startswith("packed by") and earlier.endswith(what) for earlier in held.plan.notes):
+            notes.append(f"packed by {held.name}{what}")
+    return replace(chosen, path=ref.path, aliases=aliases)
+
+
+def _agreed(held: _Step, names: Sequence[int], verdicts: Mapping[int, Decision]) -> Decision:
     """The one decision for a tensor with these names: a planned or explicit one counts before the flag it came with."""
-    known = {tree.params[index].path: plan.decisions.get(tree.params[index].path) or verdicts[index] for index in names}
-    firm = {path: decision for path, decision in known.items() if path in plan.decisions or decision.rule.is_explicit}
+    planned = held.plan.decisions
+    paths = {index: held.tree.params[index].path for index in names}
+    known = {path: planned.get(path) or verdicts[index] for index, path in paths.items()}
+    firm = {path: decision for path, decision in known.items() if path in planned or decision.rule.is_explicit}
     if len({decision.trains for decision in firm.values()}) > 1:
-        raise PlanMismatchError(
+        held.refuse(
             f"{' and '.join(firm)} are one tensor now, but the plan both freezes and trains it",
-            where=f"bind after {step}",
-            possible="the rules that disagree:\n" + "\n".join(f"{path}: {entry.rule}" for path, entry in firm.items()),
-            fix="make the plan after the weights were tied",
+            "the rules that disagree:\n" + "\n".join(f"{path}: {entry.rule}" for path, entry in firm.items()),
+            "make the plan after the weights were tied",
         )
     return next(iter(firm.values()), next(iter(known.values())))
 
 
-def _require_replacements(plan: TrainabilityPlan, names: set[str], added: set[str], step: str) -> None:
-    lost: list[str] = []
-    for decision in plan.decisions.values():
+def _find_vanished(held: _Step, added: Sequence[int], stage: bool) -> list[str]:
+    """Refuse planned parameters that are gone without a replacement; returns frozen ones that became packed buffers."""
+    tree = held.tree
+    names, added_paths = {ref.path for ref in tree.params}, {tree.params[index].path for index in added}
+    packed = {tree.modules[buffer.owner].path for buffer in tree.buffers if not is_trainable_dtype(buffer.tensor.dtype)}
+    gone: list[str] = []
+    packed_away: list[str] = []
+    for decision in held.plan.decisions.values():
         if any(name in names for name in (decision.path, *decision.aliases)):
             continue
-        parent = decision.path.rpartition(".")[0]
-        prefix = parent + "." if parent else ""
-        if not any(path.startswith(prefix) for path in added):
-            lost.append(decision.path)
-    if lost:
-        raise PlanMismatchError(
-            f"{len(lost)} planned parameters vanished: {', '.join(lost[:5])}",
-            where=f"bind after {step}",
-            possible="a replacement below the same parent",
-            fix="make the plan after that step, or keep the module's path",
+        if _is_replaced(decision.path, added_paths):
+            continue
+        if not decision.trains and decision.path.rpartition(".")[0] in packed:
+            packed_away.append(decision.path)
+        elif not stage:
+            gone.append(decision.path)
+    if gone:
+        held.refuse(
+            f"{len(gone)} planned parameters vanished: {_listed(gone)}",
+            "a replacement below the same parent, or another stage of a pipeline",
+            "make the plan after that step, or keep the module's path; for a stage of a pipeline: "
+            "plan.bind(model, stage=True, group=...)",
         )
+    return packed_away
 
 
-def _decide_added(plan: TrainabilityPlan, tree: ModuleTree, added: Sequence[int], step: str) -> Mapping[int, Decision]:
-    verdicts: dict[int, Decision] = {}
-    for index in added:
-        ref = tree.params[index]
-        verdicts[index] = _decision(ref, ref.requires_grad and not plan.peft, Rule("baseline", f"added by {step}"))
-    if not added:
-        return verdicts
-    for selectors, trains in plan.overlays:
-        for selector in selectors:
-            chosen = selector.select(tree).params
-            rule = rule_of(selector, trains=trains)
-            for index in added:
-                if chosen[index]:
-                    verdicts[index] = _decision(tree.params[index], trains, rule)
-    required = find_required(tree).params
-    conditional = find_conditional(tree, ((entry, entry.select(tree)) for entry in plan.rules.unfreeze))
-    for index in added:
-        if index in required:
-            verdicts[index] = _decision(tree.params[index], False, required[index].rule)
-        elif conditional[index]:
-            verdicts[index] = replace(verdicts[index], conditional=True)
-    return verdicts
+def _is_replaced(path: str, added: Iterable[str]) -> bool:
+    parent = path.rpartition(".")[0]
+    # A parameter of the root is replaced there: below "" lies the whole model.
+    return any(other.startswith(parent + ".") if parent else "." not in other for other in added)
 
 
-def _decision(ref: ParamRef, trains: bool, rule: Rule) -> Decision:
-    kind = "adapter" if ref.is_adapter else "base"
-    return Decision(ref.path, trains, rule, "", ref.num_elements, ref.shape, ref.dtype_name, kind)
+def _find_broken_ties(held: _Step, decisions: Sequence[Decision], notes: list[str]) -> None:
+    """One planned tensor that has become several: copies that train drift apart, frozen ones only cost memory."""
+    pieces: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        planned = held.plan.decisions.get(decision.path)
+        if planned is not None and planned.aliases:
+            pieces.setdefault(planned.path, []).append(decision)
+    for parts in pieces.values():
+        paths = [part.path for part in parts]
+        if len(parts) > 1 and parts[0].trains:
+            held.refuse(
+                f"{' and '.join(paths)} were one tensor in the plan and are {len(parts)} now: they would train apart",
+                "tied weights that stay one tensor; FSDP2 keeps those that one fully_shard call gets, tensor "
+                "parallelism those that all names get the same style for",
+                f"tie them again after {held.name} (`tie_weights()`), shard them together "
+                "(`fully_shard([embedding, head])`), or freeze them",
+            )
+        elif len(parts) > 1:
+            notes.append(f"untied by {held.name}, frozen: {', '.join(paths)}")
+
+
+def _listed(paths: Iterable[str]) -> str:
+    return shorten_names(list(paths), _MAX_NAMES)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from frostline.errors import PlanMismatchError
-from frostline.trainability.bind import bind_decisions
+from frostline.trainability.bind import bind_decisions, held_by
 from frostline.trainability.decision import Decision, Rule
 from frostline.trainability.difference import diff_plans
 from frostline.trainability.forecast import Forecast, forecast_plan
@@ -28,8 +28,18 @@ from frostline.trainability.phases import Phase, phase_at, place_phases
 from frostline.trainability.report import render_plan
 from frostline.trainability.rows import ModuleRow, module_rows
 from frostline.trainability.rules import FreezeRules
+from frostline.trainability.together import agree
 from frostline.trainability.verify import verify_plan
-from frostline.tree import ModuleTree, canonical_named_parameters, set_trainable, unwrap
+from frostline.trainability.wrapped import refuse_flat_parameters, require_fitting_wrappers
+from frostline.tree import (
+    ModuleTree,
+    canonical_named_modules,
+    canonical_named_parameters,
+    carry_flags_over,
+    collector_paused,
+    set_trainable,
+    unwrap,
+)
 
 if TYPE_CHECKING:
     from frostline.selectors import Selector
@@ -55,6 +65,18 @@ class Decisions(Mapping[str, Decision]):
     def __len__(self) -> int:
         return len(self._by_path)
 
+    # What follows is inherited as well, but made of one look-up in Python for each path.
+    def __contains__(self, path: object) -> bool:
+        return path in self._by_path or path in self._by_alias
+
+    def values(self) -> ValuesView[Decision]:
+        """The decision of each tensor, in definition order."""
+        return self._by_path.values()
+
+    def items(self) -> ItemsView[str, Decision]:
+        """Each tensor's first name and its decision."""
+        return self._by_path.items()
+
 
 class TrainabilityPlan:
     """The freeze config resolved against one model. Immutable; made by `frostline.resolve` or `frostline.prepare`.
@@ -70,7 +92,9 @@ class TrainabilityPlan:
         phase: index of the phase in force: 0 for the block itself, N for `phases[N - 1]`.
         ever_trained, never_trained: paths that train in some phase, and in none.
         notes: remarks for the reader.
-        digest: SHA-256 over paths, global shapes and the decisions of all phases; not over rules, notes or dtypes.
+        whole: the plan of the whole model, where this one is of a stage of a pipeline; else this one.
+        digest: that of `whole`: SHA-256 over paths, global shapes and the decisions of all phases; not over rules,
+            notes or dtypes.
     """
 
     def __init__(
@@ -83,6 +107,7 @@ class TrainabilityPlan:
         notes: tuple[str, ...] = (),
         phases: tuple[Phase, ...] = (),
         phase: int = 0,
+        whole: TrainabilityPlan | None = None,
     ) -> None:
         if not 0 <= phase <= len(phases):
             raise PlanMismatchError(
@@ -91,6 +116,7 @@ class TrainabilityPlan:
                 possible=f"0 to {len(phases)}; 0 is the freeze_config itself",
                 fix="correct the number",
             )
+        self._whole = whole
         self.phases, self.phase = phases, phase
         self._stages = (decisions, *(entry.decisions for entry in phases))
         decisions = self._stages[phase]
@@ -124,9 +150,16 @@ class TrainabilityPlan:
         """`eval` or `train`: the mode of wholly frozen subtrees while training, where no selector says another."""
         return self.rules.frozen_mode
 
+    @property
+    def whole(self) -> TrainabilityPlan:
+        """The plan of the whole model, which all stages of a pipeline share; this one where there are no stages."""
+        return self._whole if self._whole is not None else self
+
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over sorted (path, global shape, trains), and what each phase changes, as hex."""
+        """SHA-256 over sorted (path, global shape, trains) of the whole model, and what each phase changes, as hex."""
+        if self._whole is not None:
+            return self._whole.digest
         lines = sorted(
             f"{entry.path}\t{'x'.join(map(str, entry.shape))}\t{int(entry.trains)}" for entry in self._stages[0]
         )
@@ -209,18 +242,28 @@ class TrainabilityPlan:
             "notes": self.notes,
             "phases": self.phases,
             "phase": self.phase,
+            "whole": self._whole,
         }
         return TrainabilityPlan(**{**held, **changes})
 
+    @collector_paused()
     def apply(self, model: nn.Module) -> None:
         """Set every flag of `model` as planned, hold wholly frozen subtrees in evaluation mode, attach the plan.
 
         Mutates `model`; `frostline.plan_of(model)` is this plan afterwards.
 
         Raises:
-            PlanMismatchError: the model has other parameters than the plan.
+            PlanMismatchError: the model has other parameters than the plan, or is inside a wrapper that captured other
+                flags (DDP).
         """
-        params = dict(canonical_named_parameters(model, unique=True))
+        modules = list(canonical_named_modules(model))
+        named = list(canonical_named_parameters(model, modules=modules))
+        params: dict[str, nn.Parameter] = {}
+        seen: set[int] = set()
+        for path, param in named:  # a tied one under its first name
+            if id(param) not in seen:
+                seen.add(id(param))
+                params[path] = param
         unknown = [path for path in params if path not in self.decisions]
         gone = [path for path in self.decisions if path not in params]
         if unknown or gone:
@@ -230,45 +273,96 @@ class TrainabilityPlan:
                 possible=f"unknown: {unknown[:5]}; gone: {gone[:5]}",
                 fix="resolve the plan on this model, or call plan.bind(model) after the step that replaced parameters",
             )
-        flags = {path: param.requires_grad for path, param in canonical_named_parameters(model)}
+        require_fitting_wrappers(self, model, "plan.apply")
+        flags = {path: param.requires_grad for path, param in named}
         attach_plan(model, self, {**flags, **(built_flags(model) or {})})
         for path, param in params.items():
             set_trainable(param, self.decisions[path].trains)
-        hold_in_eval(model, self.frozen_roots)
+        carry_flags_over(model)
+        hold_in_eval(model, self.frozen_roots, modules=modules)
 
-    def bind(self, model: nn.Module, *, step: str = "the last step") -> TrainabilityPlan:
+    def bind(
+        self,
+        model: nn.Module,
+        *,
+        step: str = "the last step",
+        stage: bool = False,
+        group: torch.distributed.ProcessGroup | None = None,
+    ) -> TrainabilityPlan:
         """The plan for `model` after a step that may have replaced parameters (rules: `bind.py`).
 
         Sets the flags of `model` and attaches the new plan to it; `self` stays as it is.
 
+        Args:
+            step: what happened, for notes and messages.
+            stage: `model` is one stage of a pipeline, and holds a part of the plan.
+            group: processes that must have the same plan and fail together; of a pipeline, those of all its stages,
+                which together must hold every planned parameter. None looks at this process alone.
+
+        Distributed: collective over `group` where one is given; else local.
+
         Raises:
-            PlanMismatchError: a planned parameter vanished without a replacement, or has another shape.
+            PlanMismatchError: a planned parameter vanished without a replacement, has another shape or cannot train;
+                ties or wrappers are at odds with the plan; another process of `group` failed or has another plan.
         """
-        tree = ModuleTree.from_model(model)
-        decisions, note = bind_decisions(self.in_phase(0), tree, step)
-        phases: list[Phase] = []
-        for index, phase in enumerate(self.phases, start=1):
-            before = phases[-1].decisions if phases else decisions
-            later, _ = bind_decisions(self.in_phase(index), tree, step)
-            phases.append(replace(Phase.from_decisions(phase.rules, before, later), step=phase.step))
-        bound = self._with(
-            decisions=decisions,
-            modules=module_rows(
-                tree, [selector for selectors, trains in self.overlays if not trains for selector in selectors]
-            ),
-            notes=self.notes + ((note,) if note else ()),
-            phases=tuple(phases),
-        )
+        error: Exception | None = None
+        held: frozenset[str] | None = None
+        bound = self
+        try:
+            refuse_flat_parameters(model, f"bind after {step}")
+            tree = ModuleTree.from_model(model)
+            bound = self._bound_to(tree, step, stage=stage)
+            require_fitting_wrappers(bound, model, f"bind after {step}")
+            if bound._whole is not None:
+                held = held_by(bound.whole, tree)
+        except Exception as raised:
+            if group is None:
+                raise
+            error = raised  # the other processes wait to hear of it
+        if group is not None:
+            agree(bound, group, error=error, held=held, where=f"bind after {step}")
         bound.apply(model)
         return bound
 
-    def verify(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Compare flags (and the optimizer's parameters, by identity) with the plan. Mutates nothing.
+    def _bound_to(self, tree: ModuleTree, step: str, *, stage: bool) -> TrainabilityPlan:
+        decisions, notes = bind_decisions(self.in_phase(0), tree, step, stage=stage)
+        phases: list[Phase] = []
+        for index, phase in enumerate(self.phases, start=1):
+            before = phases[-1].decisions if phases else decisions
+            later, _ = bind_decisions(self.in_phase(index), tree, step, stage=stage)
+            phases.append(replace(Phase.from_decisions(phase.rules, before, later), step=phase.step))
+        freezing = [selector for selectors, trains in self.overlays if not trains for selector in selectors]
+        return self._with(
+            decisions=decisions,
+            modules=module_rows(tree, freezing),
+            notes=self.notes + notes,
+            phases=tuple(phases),
+            whole=self.whole if stage else self._whole,
+        )
+
+    def verify(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        group: torch.distributed.ProcessGroup | None = None,
+    ) -> None:
+        """Compare flags, wrappers and the optimizer's parameters (by identity) with the plan. Mutates nothing.
+
+        Distributed: collective over `group` where one is given, whose processes then fail together; else local.
 
         Raises:
             PlanMismatchError: with all differences.
         """
-        verify_plan(self, model, optimizer)
+        error: Exception | None = None
+        try:
+            verify_plan(self, model, optimizer)
+        except Exception as raised:
+            if group is None:
+                raise
+            error = raised
+        if group is not None:
+            agree(self, group, error=error, where="plan.verify")
 
     def diff(self, other: TrainabilityPlan) -> list[str]:
         """One line for each parameter that `other` decides differently, has in another shape, or does not have."""

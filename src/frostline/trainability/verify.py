@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from frostline.errors import PlanMismatchError
-from frostline.tree import canonical_named_parameters
+from frostline.errors import PlanMismatchError, Problem
+from frostline.trainability.wrapped import refuse_flat_parameters, wrapper_problems
+from frostline.tree import canonical_named_parameters, is_trainable_dtype, stored_dtype
 
 if TYPE_CHECKING:
     from frostline.trainability.plan import TrainabilityPlan
@@ -19,6 +20,7 @@ _MAX_LINES = 12
 
 def verify_plan(plan: TrainabilityPlan, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
     """Raise PlanMismatchError with all differences between `plan` and what is really there."""
+    refuse_flat_parameters(model, "plan.verify")
     params = dict(canonical_named_parameters(model, unique=True))
     lines: list[str] = []
     for path, param in params.items():
@@ -28,19 +30,26 @@ def verify_plan(plan: TrainabilityPlan, model: nn.Module, optimizer: torch.optim
             continue
         if decision.trains != param.requires_grad:
             lines.append(f"{path}: planned {_word(decision.trains)}, but is {_word(param.requires_grad)}")
-        if decision.shape != tuple(param.shape):
+        if decision.path != path and decision.path in params:
+            lines.append(f"{path}: planned as one tensor with {decision.path}, but is its own")
+        # A packed weight has a shape of its own, and none of it trains.
+        if decision.shape != tuple(param.shape) and is_trainable_dtype(stored_dtype(param)):
             lines.append(f"{path}: planned shape {list(decision.shape)}, but is {list(param.shape)}")
     lines.extend(f"{path}: planned, but not in the model" for path in plan.decisions if path not in params)
     if optimizer is not None:
         lines.extend(_optimizer_differences(plan, params, optimizer))
+    problems = wrapper_problems(plan, model, "plan.verify")
     if lines:
         shown = "\n".join(lines[:_MAX_LINES]) + (f"\nand {len(lines) - _MAX_LINES} more" * (len(lines) > _MAX_LINES))
-        raise PlanMismatchError(
+        departed = Problem(
             f"the model departed from the plan in {len(lines)} place{'s' if len(lines) > 1 else ''}",
-            where="plan.verify",
-            possible=shown,
-            fix="call plan.bind(model) after the step that changed it, and build the optimizer from plan.ever_trained",
+            "plan.verify",
+            shown,
+            "call plan.bind(model) after the step that changed it, and build the optimizer from plan.ever_trained",
         )
+        problems.insert(0, departed)
+    if problems:
+        raise PlanMismatchError.from_problems(problems)
 
 
 def _optimizer_differences(
@@ -53,10 +62,14 @@ def _optimizer_differences(
             held[id(param)] = held.get(id(param), 0) + 1
     ever_trained = set(plan.ever_trained)  # the optimizer holds from the start what a later phase trains
     lines: list[str] = []
+    strangers = sum(key not in path_of for key in held)
+    if strangers:
+        what = "a tensor that is not a parameter" if strangers == 1 else f"{strangers} tensors that are not parameters"
+        lines.append(f"the optimizer holds {what} of the model: build it after the step that replaced parameters")
     for key, count in held.items():
         path = path_of.get(key)
         if path is None:
-            lines.append("the optimizer holds a tensor that is not a parameter of the model")
+            pass
         elif path not in ever_trained:
             lines.append(f"{path}: frozen, but in the optimizer")
         if count > 1:

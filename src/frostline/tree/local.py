@@ -17,28 +17,16 @@ from torch.nn import Parameter
 def local_parts(tensor: Tensor) -> Sequence[Tensor]:
     """The plain tensors that hold what this process has of `tensor`: itself, the local shard, or the packed pieces.
 
-    A shard may be empty. No collective, no copy.
+    A shard may be empty. No collective, no copy, no gradient.
     """
-    tensor = tensor.detach()
-    if type(tensor) is Tensor:
-        return (tensor,)
-    flatten: Any = getattr(tensor, "__tensor_flatten__", None)  # torch's protocol of tensors made of others
+    flatten: Any = None
+    if type(tensor) not in (Tensor, Parameter):
+        flatten = getattr(tensor, "__tensor_flatten__", None)  # torch's protocol of tensors made of others
     if flatten is None:
-        return (tensor,)
+        return (tensor.detach(),)
     names = cast("list[str]", flatten()[0])  # some are no tensors: the mesh of a DTensor, a scale that is not there
     inner = [getattr(tensor, name) for name in names]
     return tuple(part for held in inner if isinstance(held, Tensor) for part in local_parts(held))
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """`tensor` itself, detached, to compute with; of a distributed tensor the part that this process holds.
-
-    No communication.
-    """
-    tensor = tensor.detach()
-    # By attribute, because the package of DTensor is too slow to import for a look at a type.
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
 
 
 def stored_dtype(tensor: Tensor) -> torch.dtype:
