@@ -352,25 +352,35 @@
     const ruleFits = data.rules.map(([text, place]) => fits(`${place} ${text}`.toLowerCase()));
     let count = 0;
     state.hits = new Map();
-    (function walk(node, prefixes) {
-      let any = false;
-      const byClass = node.entry === null && fits(data.parts[node.part][0].toLowerCase());
-      const byRule = node.entry !== null && !entries[node.entry].isAlias && ruleFits[entries[node.entry].rule];
-      let own = 0;
-      if (node.entry !== null) {
-        own = byRule || fits(node.path.toLowerCase()) ? prefixes.length : prefixes.filter(path => fits(path.toLowerCase())).length;
+    // `paths`: all real paths of the node in lower case; `fitting`: which of them fit; `above`: which of their parents'.
+    (function walk(node, paths, fitting, above) {
+      const isEntry = node.entry !== null;
+      let any = false, isHit;
+      if (isEntry) {
+        const whole = (!entries[node.entry].isAlias && ruleFits[entries[node.entry].rule]) || fits(node.path.toLowerCase());
+        const own = whole ? paths.length : fitting.reduce((sum, fit) => sum + fit, 0);
         count += own;
+        isHit = own > 0;
+      } else {
+        // A module is found itself where its own last component makes the match, not each module below it.
+        isHit = node !== root && (fits(data.parts[node.part][0].toLowerCase()) || fitting.some((fit, i) => fit && !above[i]));
       }
-      // A module is found itself where its own last component makes the match, not each module below it.
-      const selfHit = node.entry !== null ? own > 0 : node !== root && (byClass || prefixes.some(path => fits(path.toLowerCase()) && !fits(path.replace(/\.?[^.]*$/, "").toLowerCase())));
       for (const child of childrenOf(node)) {
-        const names = child.names[child.names.length - 1], below = [];
-        for (const prefix of prefixes) for (const name of names) below.push(join(prefix, name));
-        any = walk(child, below) || any;
+        const names = child.names[child.names.length - 1].map(name => name.toLowerCase());
+        const below = [], fitsBelow = [], fitsHere = [];
+        paths.forEach((path, i) => {
+          for (const name of names) {
+            const joined = path ? `${path}.${name}` : name;
+            below.push(joined);
+            fitsBelow.push(fits(joined) ? 1 : 0);
+            fitsHere.push(fitting[i]);
+          }
+        });
+        any = walk(child, below, fitsBelow, fitsHere) || any;
       }
-      if (selfHit) { state.hits.set(node.key, "self"); state.first.push(node); } else if (any) state.hits.set(node.key, "inside");
-      return selfHit || any;
-    })(root, [""]);
+      if (isHit) { state.hits.set(node.key, "self"); state.first.push(node); } else if (any) state.hits.set(node.key, "inside");
+      return isHit || any;
+    })(root, [""], [0], [0]);
     at("found").textContent = count || state.first.length ? `${comma(count)} parameter${count === 1 ? "" : "s"}; Enter zooms` : "nothing found";
   }
 
