@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -81,6 +82,14 @@ class Page:
             "document.getAnimations().map(animation => animation.finished.catch(() => 0))).then(() => done(1)))))"
         )
 
+    def wait_for(self, condition: str, seconds: float = 10) -> None:
+        """Wait until a JavaScript expression is true, and what it led to is drawn."""
+        deadline = time.monotonic() + seconds
+        while not self.evaluate(condition):
+            assert time.monotonic() < deadline, f"not in {seconds} s: {condition}"
+            time.sleep(0.01)
+        self.settle()
+
     def evaluate(self, script: str) -> Any:
         """The value of a JavaScript expression; a promise is awaited."""
         answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
@@ -146,6 +155,7 @@ class Page:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
+            assert select.select([self._answers], [], [], 60)[0], "the browser does not answer"
             piece = os.read(self._answers, 1 << 20)
             assert piece, "the browser has ended"
             self._buffer += piece

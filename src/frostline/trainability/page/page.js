@@ -34,7 +34,7 @@
     by: entry.isAlias ? {} : entry.rows
       ? { trained: entry.trained, frozen: entry.elements - entry.trained } : { [entry.state]: entry.elements },
     rules: new Map(entry.isAlias ? [] : [[entry.rule, 1]]),
-    conditional: !!entry.conditional, later: entry.phases.length > 0, tied: entry.ties.length > 0, noted: !!entry.note,
+    conditional: !!entry.conditional && (!!entry.trains || entry.phases.length > 0), later: entry.phases.length > 0, tied: entry.ties.length > 0, noted: !!entry.note,
     log: entry.isAlias ? 3 : 1.2 + Math.log10(1 + entry.elements),
   }));
   const many = count => count === 1 ? 1 : 1 + Math.log2(count) / 3;
@@ -149,7 +149,7 @@
       lines.push(["shape", `${entry.shape.join(" × ") || "one number"}  ${entry.dtype}`]);
       lines.push(["size", `${comma(product(entry.shape) * node.times)} elements, ${megabytes(product(entry.shape) * data.itemsizes[entry.dtype] * node.times)}${blocks}`]);
       const what = entry.kind === "adapter" ? "adapter" : entry.kind === "new" ? "new: not in the base files" : "base";
-      const trains = !entry.trains ? "no, frozen" : entry.rows ? `${comma(entry.rows[0])} rows, ${entry.rows[1]} to ${entry.rows[2]}` : "yes";
+      const trains = !entry.trains ? (entry.phases.length ? "not at the start" : "no, frozen") : entry.rows ? `${comma(entry.rows[0])} rows, ${entry.rows[1]} to ${entry.rows[2]}` : "yes";
       lines.push(["trains", `${trains} (${what}${entry.conditional ? ", conditional: may stay without a gradient" : ""})`]);
       if (entry.phases.length) lines.push(["phases", `trains ${entry.phases.map(phase => phase ? `in phase ${phase}` : "at the start").join(", ")}`]);
       lines.push(["rule", ruleText(entry.rule)]);
@@ -158,7 +158,7 @@
     } else {
       lines.push(["class", `${data.parts[node.part][0]}${blocks}`]);
       lines.push(["size", `${comma(sums.elements * node.times)} elements in ${comma(sums.params * node.times)} parameters, ${megabytes(sums.bytes * node.times)}`]);
-      lines.push(["trains", sums.trained ? `${comma(sums.trained * node.times)} elements (${(100 * sums.trained / sums.elements).toFixed(2)} %)` : "nothing, frozen"]);
+      lines.push(["trains", sums.trained ? `${comma(sums.trained * node.times)} elements (${(100 * sums.trained / sums.elements).toFixed(2)} %)` : sums.later ? "nothing at the start" : "nothing, frozen"]);
       const rules = [...sums.rules.entries()];
       rules.slice(0, 5).forEach(([rule, count], i) => lines.push([i ? "" : "rules", `${comma(count * node.times)} by ${ruleText(rule).replace("\n", ": ")}`]));
       if (rules.length > 5) lines.push(["", `and ${rules.length - 5} more`]);
@@ -345,31 +345,42 @@
   function search() {
     const query = state.query.trim().toLowerCase();
     state.hits = null; state.turn = 0; state.first = [];
+    at("found").dataset.query = query;
     if (!query) { at("found").textContent = ""; return; }
     const glob = query.includes("*") ? new RegExp(query.split("*").map(part => part.replace(/[.+?^${}()|[\]\\]/g, "\\$&")).join(".*")) : null;
     const fits = text => glob ? glob.test(text) : text.includes(query);
     const ruleFits = data.rules.map(([text, place]) => fits(`${place} ${text}`.toLowerCase()));
     let count = 0;
     state.hits = new Map();
-    (function walk(node, prefixes) {
-      let any = false;
-      const byClass = node.entry === null && fits(data.parts[node.part][0].toLowerCase());
-      const byRule = node.entry !== null && !entries[node.entry].isAlias && ruleFits[entries[node.entry].rule];
-      let own = 0;
-      if (node.entry !== null) {
-        own = byRule || fits(node.path.toLowerCase()) ? prefixes.length : prefixes.filter(path => fits(path.toLowerCase())).length;
+    // `paths`: all real paths of the node in lower case; `fitting`: which of them fit; `above`: which of their parents'.
+    (function walk(node, paths, fitting, above) {
+      const isEntry = node.entry !== null;
+      let any = false, isHit;
+      if (isEntry) {
+        const whole = (!entries[node.entry].isAlias && ruleFits[entries[node.entry].rule]) || fits(node.path.toLowerCase());
+        const own = whole ? paths.length : fitting.reduce((sum, fit) => sum + fit, 0);
         count += own;
+        isHit = own > 0;
+      } else {
+        // A module is found itself where its own last component makes the match, not each module below it.
+        isHit = node !== root && (fits(data.parts[node.part][0].toLowerCase()) || fitting.some((fit, i) => fit && !above[i]));
       }
-      // A module is found itself where its own last component makes the match, not each module below it.
-      const selfHit = node.entry !== null ? own > 0 : node !== root && (byClass || prefixes.some(path => fits(path.toLowerCase()) && !fits(path.replace(/\.?[^.]*$/, "").toLowerCase())));
       for (const child of childrenOf(node)) {
-        const names = child.names[child.names.length - 1], below = [];
-        for (const prefix of prefixes) for (const name of names) below.push(join(prefix, name));
-        any = walk(child, below) || any;
+        const names = child.names[child.names.length - 1].map(name => name.toLowerCase());
+        const below = [], fitsBelow = [], fitsHere = [];
+        paths.forEach((path, i) => {
+          for (const name of names) {
+            const joined = path ? `${path}.${name}` : name;
+            below.push(joined);
+            fitsBelow.push(fits(joined) ? 1 : 0);
+            fitsHere.push(fitting[i]);
+          }
+        });
+        any = walk(child, below, fitsBelow, fitsHere) || any;
       }
-      if (selfHit) { state.hits.set(node.key, "self"); state.first.push(node); } else if (any) state.hits.set(node.key, "inside");
-      return selfHit || any;
-    })(root, [""]);
+      if (isHit) { state.hits.set(node.key, "self"); state.first.push(node); } else if (any) state.hits.set(node.key, "inside");
+      return isHit || any;
+    })(root, [""], [0], [0]);
     at("found").textContent = count || state.first.length ? `${comma(count)} parameter${count === 1 ? "" : "s"}; Enter zooms` : "nothing found";
   }
 
