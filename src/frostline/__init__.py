@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from frostline.preparation import merge, prepare, resolve
     from frostline.sharing import load_adapter, load_trained, save_adapter, save_trained
-    from frostline.trainability import Decision, Prover, TrainabilityPlan, plan_of
+    from frostline.trainability import Decision, Prover, TrainabilityPlan, enter_phase, plan_of
 
 _HOME = {
     "PEFT": "frostline.adapters",
@@ -54,6 +54,7 @@ _HOME = {
     "Decision": "frostline.trainability",
     "Prover": "frostline.trainability",
     "TrainabilityPlan": "frostline.trainability",
+    "enter_phase": "frostline.trainability",
     "plan_of": "frostline.trainability",
 }
 
@@ -72,6 +73,7 @@ __all__ = [
     "SelectorError",
     "TrainabilityPlan",
     "TrainingError",
+    "enter_phase",
     "load_adapter",
     "load_trained",
     "merge",

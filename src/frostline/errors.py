@@ -57,6 +57,10 @@ class Problem:
         return "\n".join(lines)
 
 
+class FrostlineDeprecationWarning(DeprecationWarning):
+    """A spelling of a config that still works and will not for ever; the message says the one that will."""
+
+
 class FrostlineError(Exception):
     """Base of all errors raised on purpose; carries one or more `Problem`."""
 

@@ -184,6 +184,7 @@ def _resolve(
             {target.path: Rule("adapter", target.chosen_by, target.origin) for target in targets.targets},
             planned,
             targets.notes,
+            frozenset(target.path for target in targets.targets if target.conditional),
         )
     plan = resolve_plan(tree, rules, adapters=additions, new=new_paths, built_flags=flags)
     return _Resolved(plan, method, targets)
@@ -211,6 +212,7 @@ def _targets(
             method,
             left_alone=reach.left_alone if reach else None,
             trained_in_full=reach.trained_in_full if reach else None,
+            required=reach.required if reach else None,
             origins=origins,
         )
     except (SelectorError, AdapterError) as error:

@@ -45,7 +45,7 @@ def test_the_version_is_written_the_same_twice() -> None:
 
 def test_assets_are_exact_and_the_tests_have_those_of_the_demo() -> None:
     assert len(pins("requirements/demo-assets.txt")) == 2
-    assert len(pins("requirements/test-assets.txt")) == 2
+    assert len(pins("requirements/test-assets.txt")) == 3
     assert "-r demo-assets.txt" in (ROOT / "requirements/test-assets.txt").read_text(encoding="utf-8")
 
 

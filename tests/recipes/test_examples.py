@@ -33,6 +33,7 @@ TRAINED = {
     "bbc_biases": BIASES + HEAD,
     "bbc_last_layers": 2 * LAYER + HEAD,
     "bbc_lora": LAYERS * 2 * RANK * 2 * WIDTH + HEAD,
+    "bbc_phases": 2 * LAYER + HEAD,
     "smollm2_chat_lora": SMOL,
 }
 SHORT = [
@@ -49,12 +50,14 @@ BBC = [
     "data.max_length=16",
     "data.validation=12",
 ]
+# Two epochs of two steps, so that the phase at the second epoch comes into force.
+IN_PHASES = [line.replace("max_examples=24", "max_examples=8") for line in BBC]
 
 
 def test_these_are_all_examples() -> None:
     found = sorted(path.stem for path in EXAMPLES.rglob("*.yaml"))
     assert found == sorted(TRAINED)
-    assert len(found) == 4
+    assert len(found) == 5
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +76,11 @@ def test_bbc_example(
     config = EXAMPLES / f"{name}.yaml"
     planned = plan_run(read_config(config))
     decisions = planned.plan.decisions
-    assert sum(decisions[path].num_elements for path in planned.plan.trainable) == TRAINED[name]
+    assert sum(decisions[path].num_elements for path in planned.plan.ever_trained) == TRAINED[name]
     assert "800 + 400 used, 5 labels" in planned.render()
 
-    run = launch(config, *BBC)
+    overrides = IN_PHASES if name == "bbc_phases" else BBC
+    run = launch(config, *overrides)
     assert run.result.steps == 4
     assert "bit-identical" in run.result.proof
     assert sum(tensor.numel() for tensor in run.tensors.values()) == TRAINED[name]
@@ -85,7 +89,7 @@ def test_bbc_example(
     (score,) = evaluate_run(run.open())
     assert (score.part, score.num_examples) == ("validation", 12)
     assert score.metrics == pytest.approx(run.result.last_metrics, rel=1e-4)
-    resumes_bit_for_bit(run, config, *BBC, step=2)
+    resumes_bit_for_bit(run, config, *overrides, step=2)
 
     batch = batch_of(run, "Shares in the company fell after the match was called off by the minister.", "Goal!")
     if name == "bbc_lora":

@@ -11,7 +11,7 @@ from frostline.adapters.base import ALL_LINEAR, PEFT
 from frostline.adapters.obstacles import obstacle, weights_of
 from frostline.config.origin import Origin, Origins
 from frostline.errors import AdapterError, Problem
-from frostline.selectors import Selection, Selector, parse_selectors, require_matches
+from frostline.selectors import OF_TRAINED, Selection, Selector, parse_selectors, require_matches
 from frostline.tree import ModuleTree
 
 _MAX_NAMES = 5
@@ -19,12 +19,16 @@ _MAX_NAMES = 5
 
 @dataclass(frozen=True)
 class Target:
-    """One module to adapt: index in the tree, path, and the words and place of the selector that chose it."""
+    """One module to adapt: index in the tree, path, and the words and place of the selector that chose it.
+
+    `conditional`: a selector that reaches it says that it may stay without a gradient in single steps.
+    """
 
     index: int
     path: str
     chosen_by: str
     origin: Origin
+    conditional: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ def find_targets(
     *,
     left_alone: bytearray | None = None,
     trained_in_full: bytearray | None = None,
+    required: Mapping[int, str] | None = None,
     origins: Origins | None = None,
 ) -> Targets:
     """Resolve `target_modules` and `exclude_modules` of `method`.
@@ -49,6 +54,7 @@ def find_targets(
         tree: the base tree.
         left_alone: mask over modules that must stay exactly as they are.
         trained_in_full: mask over parameters that train themselves; a module whose weight is among them is skipped.
+        required: index of each module that the framework keeps frozen -> why.
         origins: locates the keys of the `peft` block.
 
     Raises:
@@ -64,6 +70,7 @@ def find_targets(
     trained = trained_in_full or bytearray(len(tree.params))
     skips: dict[str, list[str]] = {}
     chosen: dict[int, tuple[str, Origin]] = {}
+    conditional: set[int] = set()
     problems: list[Problem] = []
     first = _first_paths(tree)
     ties = {id(tree.params[names[0]].param): names for names in tree.names_of_tensor.values()}
@@ -77,7 +84,7 @@ def find_targets(
         kept = [
             index
             for index in indices
-            if not _skip(tree, first.get(index, (index,)), excluded, left_alone, trained, heads, skips)
+            if not _skip(tree, first.get(index, (index,)), excluded, left_alone, trained, heads, required or {}, skips)
             and _is_adaptable(tree, index, first.get(index, (index,)), ties, method, selector, skips, problems)
         ]
         # A selector without candidates is optional, or has been refused as unsupported already.
@@ -86,12 +93,17 @@ def find_targets(
             problems.append(_nothing_left(label, origin, indices, tree, skips))
         for index in kept:
             chosen[index] = (f"{label} ({len(kept)} modules)" if len(kept) > 1 else label, origin)
+        if selector is not None and selector.conditional:
+            conditional.update(kept)
     # After another problem it is not known what the targets reach.
     problems = problems or list(_dead_excludes(tree, excludes, reached))
     if problems:
         raise AdapterError.from_problems(_unique(problems))
-    targets = tuple(Target(index, tree.modules[index].path, *chosen[index]) for index in sorted(chosen))
-    notes = [f"not adapted, {reason}: {_some(list(dict.fromkeys(paths)))}" for reason, paths in skips.items()]
+    targets = tuple(
+        Target(index, tree.modules[index].path, *chosen[index], conditional=index in conditional)
+        for index in sorted(chosen)
+    )
+    notes = [f"not adapted, {reason}: {_counted(list(dict.fromkeys(paths)))}" for reason, paths in skips.items()]
     for index in sorted(chosen):
         if index in first:
             names = " = ".join(tree.modules[other].path for other in first[index])
@@ -155,7 +167,7 @@ def _candidates(
             [index for index, ref in enumerate(tree.modules) if not ref.is_adapter and method.supports(ref.module)],
         )
         return
-    selectors = parse_selectors(method.target_modules, origins.below("target_modules"))
+    selectors = parse_selectors(method.target_modules, origins.below("target_modules"), also=OF_TRAINED)
     for selector in selectors:
         if selector.selects_params:
             problems.append(
@@ -217,12 +229,15 @@ def _skip(
     left_alone: bytearray,
     trained: bytearray,
     heads: set[int],
+    required: Mapping[int, str],
     skips: dict[str, list[str]],
 ) -> bool:
     """Whether the module under all its paths `indices` stays as it is; notes why. One path that says so is enough."""
     weights = [weights_of(tree, index) for index in indices]
     if any(excluded[index] for index in indices):
         reason = "exclude_modules"
+    elif all(index in required for index in indices):
+        reason = f"stays frozen ({required[indices[0]]})"
     elif any(own and all(trained[weight] for weight in own) for own in weights):
         reason = "trained in full"
     elif any(left_alone[index] for index in indices):
@@ -275,6 +290,10 @@ def _nothing_left(
 
 def _unique(problems: Iterable[Problem]) -> list[Problem]:
     return list(dict.fromkeys(problems))
+
+
+def _counted(names: list[str]) -> str:
+    return _some(names) if len(names) > 1 else f"1 module ({names[0]})"
 
 
 def _some(names: list[str]) -> str:

@@ -61,7 +61,8 @@ def load_checkpoint(
     """Load the checkpoint folder `path` into `model`, which has its base weights and its adapters.
 
     Args:
-        plan: the plan in force, which must be the one that the checkpoint was trained with.
+        plan: the plan in force, which must be the one that the checkpoint was trained with, in the phase of its last
+            step (`Manifest.read(path).phase`).
         optimizer: to resume: gets its state back, and the random generators get theirs. None to evaluate.
         base: identity of the base in `model`.
         allow_plan_change: load what fits where the plan differs.
@@ -82,6 +83,8 @@ def load_checkpoint(
             possible=shown,
             fix="use the config of the run, or give --allow-plan-change to load what fits",
         )
+    if not changes:
+        _require_same_phase(path, manifest, plan)
     _require_same_method(path, manifest, model)
     manifest.verify_files(path, ("",) if optimizer is not None else ("adapter/", "trained/"))
     tensors = _match_trained_part(path, model, plan, allow_plan_change)
@@ -116,6 +119,16 @@ def _plan_changes(path: Path, manifest: Manifest, plan: TrainabilityPlan) -> lis
     if manifest.plan_digest == plan.digest:
         return []
     return differences(read_plan_record(path / PLAN_FILE), plan)
+
+
+def _require_same_phase(path: Path, manifest: Manifest, plan: TrainabilityPlan) -> None:
+    if manifest.phase != plan.phase:
+        raise CheckpointError(
+            f"the checkpoint was written in phase {manifest.phase} of the plan, and phase {plan.phase} is in force",
+            where=path / MANIFEST,
+            possible="the phase of the last step that the checkpoint holds",
+            fix=f"call model, plan = frostline.enter_phase(model, plan, {manifest.phase}) first",
+        )
 
 
 def _require_same_method(path: Path, manifest: Manifest, model: torch.nn.Module) -> None:

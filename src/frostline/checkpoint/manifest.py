@@ -35,6 +35,7 @@ class Manifest:
         epoch: epochs done, with fraction.
         base: which base the trained part belongs to.
         plan_digest: digest of the plan that trained it.
+        phase: phase of that plan in which the last step was done; 0 where it has none.
         is_best: whether this was the best checkpoint when it was written.
         adapter: name of the adapter, None in a run without adapters.
         method: config of the PEFT method, None without adapters.
@@ -49,6 +50,7 @@ class Manifest:
     step: int
     base: BaseIdentity
     plan_digest: str
+    phase: int = 0
     epoch: float | None = None
     is_best: bool = False
     adapter: str | None = None
@@ -137,6 +139,8 @@ def _require_shape(values: dict[str, Any]) -> None:
     for name, entry in values["files"].items():
         if not (isinstance(entry["bytes"], int) and isinstance(entry["sha256"], str)) or name.startswith("/"):
             raise ValueError(f"files: {name}")
+    if not isinstance(values.setdefault("phase", 0), int):  # checkpoints of 0.1 do not have it
+        raise ValueError(f"phase is {values['phase']!r}")
     for key, kind in {"step": int, "plan_digest": str, "is_best": bool, "versions": dict}.items():
         if not isinstance(values[key], kind):
             raise ValueError(f"{key} is {values[key]!r}")

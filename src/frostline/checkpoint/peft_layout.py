@@ -260,9 +260,8 @@ def _moved_buffers(model: torch.nn.Module, plan: TrainabilityPlan) -> list[str]:
 
 
 def _is_held(path: str, plan: TrainabilityPlan) -> bool:
-    """Whether the module `path` is part of a wholly frozen subtree that is held in evaluation mode."""
-    frozen = plan.frozen_roots if plan.frozen_mode == "eval" else ()
-    return any(root in ("", path) or path.startswith(f"{root}.") for root in frozen)
+    """Whether the module `path` is part of a subtree that has been wholly frozen so far, held in evaluation mode."""
+    return any(root in ("", path) or path.startswith(f"{root}.") for root in plan.untouched_roots)
 
 
 def _buffers_below(model: torch.nn.Module, modules: set[str]) -> list[str]:

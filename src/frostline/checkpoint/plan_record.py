@@ -9,19 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from frostline.checkpoint.json_file import read_json
-from frostline.trainability import TrainabilityPlan
+from frostline.trainability import TrainabilityPlan, diff_phases, phases_to_json
 
 PLAN_FILE = "plan.json"
 
 
 def plan_record(plan: TrainabilityPlan) -> dict[str, Any]:
-    """The trained parameters of `plan` with shape and deciding rule, and its digest, as plain values."""
+    """The trained parameters of `plan` with shape and deciding rule, and its digest, as plain values.
+
+    With phases: what any of them trains, what has trained so far, and what each changes.
+    """
     trained = {
-        path: {"shape": list(decision.shape), "rule": str(decision.rule)}
-        for path, decision in plan.decisions.items()
-        if decision.trains
+        path: {"shape": list(plan.decisions[path].shape), "rule": str(plan.trained_by[path])}
+        for path in plan.ever_trained
     }
-    return {"digest": plan.digest, "num_parameters": len(plan.decisions), "trained": trained}
+    phases: dict[str, Any] = {}
+    if plan.phases:
+        so_far = [path for path in plan.ever_trained if plan.has_trained(path)]
+        phases = {"so_far": so_far, "phases": phases_to_json(plan.phases)}
+    return {"digest": plan.digest, "num_parameters": len(plan.decisions), "trained": trained, **phases}
+
+
+def trained_so_far(record: dict[str, Any]) -> list[str]:
+    """Paths of the parameters that had trained when `record` was made."""
+    return list(record.get("so_far", record["trained"]))
 
 
 def read_plan_record(path: Path) -> dict[str, Any]:
@@ -51,4 +62,5 @@ def differences(saved: dict[str, Any], plan: TrainabilityPlan) -> list[str]:
     for path in now:
         if path in then and now[path]["shape"] != then[path]["shape"]:
             lines.append(f"{path}: shape {then[path]['shape']} in the checkpoint, {now[path]['shape']} now")
+    lines += diff_phases(saved.get("phases", ()), phases_to_json(plan.phases))
     return lines or [f"the same parameters train, in a model with other frozen ones ({saved['num_parameters']} before)"]

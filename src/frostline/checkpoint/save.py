@@ -48,6 +48,7 @@ def save_checkpoint(
 
     Args:
         run: open for writing.
+        plan: the plan in force, in the phase of the last step done.
         scheduler_state, progress: plain values for JSON; `progress` has `step` (optimizer steps done), may have
             `epoch`.
         base: which base the run started from.
@@ -88,6 +89,7 @@ def save_checkpoint(
                 epoch=progress.get("epoch"),
                 base=base,
                 plan_digest=plan.digest,
+                phase=plan.phase,
                 is_best=is_best,
                 adapter=adapter,
                 method=method,

@@ -126,10 +126,18 @@ def match_trained(
                 "the trained part does not fit the plan: " + ", ".join(faults[:8]) + rest,
                 where=file.directory / WEIGHTS,
                 possible="exactly the parameters that the plan trains",
-                fix="use the freeze_config that it was trained with",
+                fix=_other_phase(model, file, plan, elsewhere) or "use the freeze_config that it was trained with",
             )
     require_fit(model, file.tensors, where=file.directory / WEIGHTS)
     return dict(file.tensors)
+
+
+def _other_phase(model: torch.nn.Module, file: TrainedFile, plan: TrainabilityPlan, elsewhere: Collection[str]) -> str:
+    """What to do if the file was written in another phase of the same plan; empty if it fits none."""
+    for index in range(len(plan.phases) + 1):
+        if set(trained_paths(model, plan.in_phase(index))) - set(elsewhere) == set(file.tensors):
+            return f"call model, plan = frostline.enter_phase(model, plan, {index}) first"
+    return ""
 
 
 def _parse_record(record: dict[str, Any]) -> tuple[BaseIdentity, int]:

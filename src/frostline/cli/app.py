@@ -66,11 +66,23 @@ def _root(
 def plan(
     config: Config,
     overrides: Overrides = None,
-    diff: Annotated[Path | None, typer.Option("--diff", metavar="OTHER", help="Compare with another config.")] = None,
+    diff: Annotated[
+        Path | None,
+        typer.Option("--diff", metavar="OTHER", help="Who trains otherwise in another config, run or plan.json."),
+    ] = None,
     data: Annotated[
         int | None, typer.Option("--data", metavar="N", min=1, help="Show N examples as the model sees them.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the plan, or the comparison, as JSON.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with a picture of the model.")
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            "--devices", metavar="KEY=N,...", help="Bytes on each device of a group: dp_replicate, dp_shard, tp."
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Show what would train and why. Loads no weights."""
@@ -79,7 +91,7 @@ def plan(
 
         if _process["only plans"]:
             commands.import_lightly()
-        commands.plan(config, overrides or [], diff=diff, num_examples=data, as_json=json)
+        commands.plan(config, overrides or [], diff=diff, num_examples=data, as_json=json, html=html, devices=devices)
 
 
 @app.command()

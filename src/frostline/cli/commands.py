@@ -34,19 +34,38 @@ def import_lightly() -> None:
     for_planning_only()
 
 
-def plan(config: Path, overrides: Sequence[str], *, diff: Path | None, num_examples: int | None, as_json: bool) -> None:
+def plan(
+    config: Path,
+    overrides: Sequence[str],
+    *,
+    diff: Path | None,
+    num_examples: int | None,
+    as_json: bool,
+    html: Path | None,
+    devices: str | None,
+) -> None:
     """`frostline plan`."""
-    _require_compatible(diff=diff is not None, json=as_json, data=num_examples is not None)
+    from frostline.cli import plan as planning
+
+    flags = {"diff": diff is not None, "json": as_json, "data": num_examples is not None, "html": html is not None}
+    _require_compatible(**flags, devices=devices is not None)
+    sizes = planning.parse_devices(devices) if devices is not None else None
+    if html is not None:
+        planning.require_page(html)
     planned = runs.plan_run(read_config(config, overrides), encode=num_examples is not None, say=say)
     if diff is not None:
-        other = runs.plan_run(read_config(diff, overrides), encode=False, say=say)
-        lines = planned.plan.diff(other.plan)
-        print("\n".join(lines) if lines else f"the same parameters train ({planned.plan.digest[:8]})")
+        other = planning.other_plan(diff, overrides, say)
+        print(planning.comparison(planned.plan.to_json(), other, as_json=as_json))
         return
+    forecast = planned.forecast(**sizes) if sizes is not None else None
     if as_json:
-        print(json.dumps({**planned.plan.to_json(), "facts": dict(planned.facts)}, indent=1))
+        print(planning.as_json(planned, forecast))
         return
-    print(planned.render(width=_width()))
+    if html is not None:
+        planning.write_page(planned, forecast, html)
+        say(f"the plan is in {html}")
+        return
+    print(planned.render(width=_width(), devices=forecast))
     if num_examples is not None:
         assert planned.assembly.data is not None
         print()
@@ -164,7 +183,7 @@ def schema() -> None:
 
 
 def _smoke(loaded: Any) -> None:
-    """Train two steps in a folder of its own, then load the checkpoint into a fresh base and score it again."""
+    """Train a few steps in a folder of its own, then load the checkpoint into a fresh base and score it again."""
     import torch
 
     from frostline.recipes.finished import FinishedRun, evaluate_run
@@ -180,7 +199,8 @@ def _smoke(loaded: Any) -> None:
         reloaded = FinishedRun.open(run, "latest")
         if not scored:
             reloaded.load_model(reloaded.assemble(with_data=False, say=say), torch.device("cpu"))
-            print(f"{result.proof}\nsmoke run: 2 steps, saved, reloaded; no validation data to score; nothing was kept")
+            print(result.proof)
+            print(f"smoke run: {result.steps} steps, saved, reloaded; no validation data to score; nothing was kept")
             return
         again = {score.part: score for score in evaluate_run(reloaded, parts=("validation",), say=say, loaded=loaded)}
     first, second = result.last_metrics["loss"], again["validation"].metrics["loss"]
@@ -192,7 +212,9 @@ def _smoke(loaded: Any) -> None:
             fix="report this: something that training changed is not in the checkpoint",
         )
     print(result.proof)
-    print(f"smoke run: 2 steps, evaluated, saved, reloaded with the same loss ({second}); nothing was kept")
+    print(
+        f"smoke run: {result.steps} steps, evaluated, saved, reloaded with the same loss ({second}); nothing was kept"
+    )
 
 
 def _print_result(folder: Path, result: Any) -> None:
@@ -214,9 +236,12 @@ _CONTRADICTIONS = (
     ("resume", "overwrite"),
     ("smoke", "resume"),
     ("smoke", "overwrite"),
-    ("diff", "json"),
     ("diff", "data"),
+    ("diff", "html"),
+    ("diff", "devices"),
     ("json", "data"),
+    ("json", "html"),
+    ("html", "data"),
 )
 
 

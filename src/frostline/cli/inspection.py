@@ -74,7 +74,7 @@ def _describe_checkpoint(directory: Path, check: bool) -> list[str]:
         f"checkpoint {directory}",
         f"step       {manifest.step}",
         f"base       {base.name_or_path or 'handed in'} ({identity})",
-        f"plan       {manifest.plan_digest[:8]}",
+        f"plan       {manifest.plan_digest[:8]}" + (f", phase {manifest.phase}" if manifest.phase else ""),
         f"made with  {', '.join(f'{name} {version}' for name, version in sorted(manifest.versions.items()))}",
     ]
     lines += [f"note       {note}" for note in manifest.notes]

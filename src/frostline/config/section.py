@@ -93,6 +93,16 @@ class Section(BaseModel):
         return self
 
 
+def never_null(schema: dict[str, Any]) -> None:
+    """For `json_schema_extra` of a field that is None where it is omitted, but that nobody may set to null."""
+    schema.pop("default", None)
+    options: list[dict[str, Any]] = schema.get("anyOf", [])
+    written = [option for option in options if option.get("type") != "null"]
+    if len(written) == 1 and len(options) == 2:
+        schema.pop("anyOf")
+        schema.update(written[0] | {key: value for key, value in schema.items() if key == "description"})
+
+
 def canonical_section(section: type[Section], value: Any) -> Any:
     """`value` with the shorthand spelled out and aliases replaced; two names for one field are left as they are."""
     if isinstance(value, str) and section.shorthand is not None:

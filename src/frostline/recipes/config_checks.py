@@ -12,7 +12,7 @@ from frostline.config.load import LoadedConfig, load_config
 from frostline.config.origin import Key, Origins
 from frostline.config.wording import show
 from frostline.errors import ConfigError, Problem
-from frostline.selectors import selector_problems
+from frostline.selectors import OF_FROZEN, OF_TRAINED, selector_problems
 
 if TYPE_CHECKING:
     import os
@@ -39,27 +39,36 @@ def read_config(source: str | os.PathLike[str] | Mapping[str, Any], overrides: I
 
 def check_selectors(data: dict[str, Any], origins: Origins) -> list[Problem]:
     """Faults in the grammar of every selector that a config holds."""
-    places: list[tuple[Any, Origins]] = []
+    places: list[tuple[Any, Origins, frozenset[str]]] = []
     freeze = data.get("freeze_config")
     if isinstance(freeze, dict):
+        phases = freeze.get("phases")
+        blocks: list[tuple[Any, Origins]] = [
+            (freeze, origins.below("freeze_config")),
+            *(
+                (phase, origins.below("freeze_config", "phases", index))
+                for index, phase in enumerate(phases if isinstance(phases, list) else [])
+            ),
+        ]
         places += [
-            (freeze[key], origins.below("freeze_config", key))
-            for key in ("freeze_modules", "unfreeze_modules")
-            if key in freeze
+            (block[key], at.below(key), also)
+            for block, at in blocks
+            for key, also in (("freeze_modules", OF_FROZEN), ("unfreeze_modules", OF_TRAINED))
+            if isinstance(block, dict) and key in block
         ]
     peft = data.get("peft")
     if isinstance(peft, dict):
         places += [
-            (peft[key], origins.below("peft", key))
-            for key in ("target_modules", "exclude_modules")
+            (peft[key], origins.below("peft", key), also)
+            for key, also in (("target_modules", OF_TRAINED), ("exclude_modules", frozenset[str]()))
             if key in peft and peft[key] != "all-linear"
         ]
     optimizer = data.get("optimizer")
     groups = optimizer.get("groups") if isinstance(optimizer, dict) else None
     for index, group in enumerate(groups if isinstance(groups, list) else []):
         if isinstance(group, dict) and "select" in group:
-            places.append((group["select"], origins.below("optimizer", "groups", index, "select")))
-    return [problem for value, at in places for problem in selector_problems(value, at)]
+            places.append((group["select"], origins.below("optimizer", "groups", index, "select"), frozenset()))
+    return [problem for value, at, also in places for problem in selector_problems(value, at, also=also)]
 
 
 def check_method(data: dict[str, Any], origins: Origins) -> list[Problem]:

@@ -108,7 +108,7 @@ def _widen(run: FinishedRun, model: torch.nn.Module, plan: TrainabilityPlan, say
     """
     params = dict(canonical_named_parameters(model))
     base: torch.dtype = getattr(torch, str(run.manifest.base.dtype))
-    in_full = {params[path].dtype for path in plan.trainable if plan.decisions[path].kind != "adapter"}
+    in_full = {params[path].dtype for path in plan.ever_trained if plan.decisions[path].kind != "adapter"}
     if in_full - {base}:
         widest = reduce(torch.promote_types, in_full, base)
         model.to(widest)

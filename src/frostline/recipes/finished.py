@@ -97,8 +97,14 @@ class FinishedRun:
 
         held, plan, base = load_prepared(self.loaded, assembly, like=self.manifest.base)
         convert_trained(held.model, plan, self.loaded.config.training, self.loaded.origins)
-        load_checkpoint(self.checkpoint, model=held.model, plan=plan, base=base)
-        return held.model.to(device).eval(), plan
+        model, plan = held.model, self._in_phase(plan)
+        plan.apply(model)
+        load_checkpoint(self.checkpoint, model=model, plan=plan, base=base)
+        return model.to(device).eval(), plan
+
+    def _in_phase(self, plan: TrainabilityPlan) -> TrainabilityPlan:
+        """`plan` in the phase that the checkpoint was written in; another plan is for `load_checkpoint` to refuse."""
+        return plan.in_phase(self.manifest.phase) if self.manifest.phase <= len(plan.phases) else plan
 
     def autocast(self, device: torch.device) -> Autocast:
         """Makes the context in which the run computed: `with run.autocast(device)(): ...`"""

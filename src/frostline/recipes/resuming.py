@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from frostline.checkpoint import RunFolder
-from frostline.checkpoint.plan_record import PLAN_FILE, read_plan_record
+from frostline.checkpoint import Manifest, RunFolder
+from frostline.checkpoint.plan_record import PLAN_FILE, read_plan_record, trained_so_far
 from frostline.config.load import LoadedConfig
 from frostline.errors import CheckpointError, ConfigError, FrostlineError
 from frostline.recipes.config_checks import read_config
@@ -79,7 +79,8 @@ def require_nothing_lost(checkpoint: Path, plan: TrainabilityPlan) -> None:
     Raises:
         CheckpointError: names the parameters of the base that have trained and would be frozen.
     """
-    trained = read_plan_record(checkpoint / PLAN_FILE)["trained"]
+    trained = trained_so_far(read_plan_record(checkpoint / PLAN_FILE))
+    plan = plan.in_phase(plan.phase_at(max(Manifest.read(checkpoint).step - 1, 0)))
     lost = [path for path in trained if path in plan.decisions and plan.decisions[path].path not in plan.kept]
     if lost:
         shown = ", ".join(lost[:6]) + (f" and {len(lost) - 6} more" if len(lost) > 6 else "")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from frostline.adapters import PEFT, parse_method
 from frostline.checkpoint import BaseIdentity, Manifest, RunFolder, fingerprint_files, plan_layout
@@ -26,9 +26,11 @@ from frostline.recipes.assembly import Assembly, assemble
 from frostline.recipes.config_checks import read_config
 from frostline.recipes.resuming import CONFIG_FILE, require_nothing_lost, require_same_config
 from frostline.recipes.standing import describe_held_out
-from frostline.trainability import TrainabilityPlan
+from frostline.trainability import Forecast, TrainabilityPlan
+from frostline.trainability.backward import backward_reaches
 from frostline.training.batches import num_steps
 from frostline.training.best import require_metric
+from frostline.training.precision import trained_as
 from frostline.training.schedule import build_schedule
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class PlannedRun:
         meta: the model without weights.
         plan: what trains.
         facts: lines for the plan's screen that the model alone does not tell.
+        memory: bytes of weights, gradients and optimizer state on one device.
     """
 
     loaded: LoadedConfig
@@ -62,10 +65,25 @@ class PlannedRun:
     meta: MetaModel
     plan: TrainabilityPlan
     facts: Mapping[str, str]
+    memory: Forecast
 
-    def render(self, *, width: int = 110) -> str:
-        """The first screen: table, sums, data, steps, notes."""
-        return self.plan.render(self.facts, width=width)
+    def render(self, *, width: int = 110, devices: Forecast | None = None) -> str:
+        """The first screen: table, sums, data, steps, notes; with `devices` the bytes on each of a group."""
+        return self.plan.render(self.facts, width=width, memory=self.memory, devices=devices)
+
+    def forecast(self, *, dp_replicate_size: int = 1, dp_shard_size: int = 1, tp_size: int = 1) -> Forecast:
+        """Bytes on each device of a group, for this config's optimizer and number formats.
+
+        Tensor parallelism follows the plan that transformers has for the model, where it has one.
+        """
+        return _forecast(
+            self.loaded,
+            self.meta,
+            self.plan,
+            dp_replicate_size=dp_replicate_size,
+            dp_shard_size=dp_shard_size,
+            tp_size=tp_size,
+        )
 
 
 def plan_run(loaded: LoadedConfig, *, encode: bool = True, say: Say = lambda line: None) -> PlannedRun:
@@ -91,7 +109,9 @@ def plan_run(loaded: LoadedConfig, *, encode: bool = True, say: Say = lambda lin
         new=meta.new,
         origins=loaded.origins,
     )
-    return PlannedRun(loaded, assembly, meta, plan, _facts(loaded, assembly, meta, plan))
+    plan = _with_steps(plan, loaded, assembly)
+    memory = _forecast(loaded, meta, plan)
+    return PlannedRun(loaded, assembly, meta, plan, _facts(loaded, assembly, meta, plan), memory)
 
 
 def method_of(loaded: LoadedConfig) -> PEFT | None:
@@ -173,7 +193,8 @@ def train_run(
             possible="\n".join(planned.plan.diff(plan)[:8]),
             fix="report this model: its structure depends on its weights",
         )
-    require_no_extra_state(held.model, plan)  # before the training that could not be saved
+    plan = _with_steps(plan, loaded, assembly)
+    require_no_extra_state(held.model, plan.in_phase(len(plan.phases)))  # before training what could not be saved
     assembly.recipe.check_model(held.model, loaded.origins.at("model", "name_or_path"))
     with RunFolder.open(folder or loaded.run_folder, mode) as run:
         try:
@@ -247,11 +268,14 @@ def _first(about: Callable[[], None], write: Callable[[Path], None]) -> Callable
 def shorten(loaded: LoadedConfig) -> LoadedConfig:
     """The config of a smoke run: two steps, the examples that they take, few to validate on, the rest as it is.
 
+    With phases, one step before them and one in each.
+
     Sources are still read whole: labels and duplicates are those of the real run. `class_weights: balanced` counts all
     training examples, so all of them stay.
     """
     config = loaded.config
-    num_train = 2 * config.training.batch_size
+    steps = 1 + max(1, len(config.freeze_config.phases))
+    num_train = steps * config.training.batch_size
     if config.training.class_weights == "balanced":
         max_examples = config.data.max_examples
     else:
@@ -260,9 +284,10 @@ def shorten(loaded: LoadedConfig) -> LoadedConfig:
     validation = min(config.evaluation.max_examples or 32, 32)
     return replace(
         loaded,
+        data=_one_step_a_phase(loaded.data),
         config=config.model_copy(
             update={
-                "training": config.training.model_copy(update={"epochs": None, "max_steps": 2}),
+                "training": config.training.model_copy(update={"epochs": None, "max_steps": steps}),
                 "data": config.data.model_copy(update={"max_examples": max_examples}),
                 "schedule": config.schedule.model_copy(
                     update={"warmup": min(warmup, 1) if isinstance(warmup, int) else warmup}
@@ -275,6 +300,21 @@ def shorten(loaded: LoadedConfig) -> LoadedConfig:
     )
 
 
+def _one_step_a_phase(data: dict[str, Any]) -> dict[str, Any]:
+    block: dict[str, Any] = data.get("freeze_config") or {}
+    if not block.get("phases"):
+        return data
+    phases = [{**phase, "at": {"step": number}} for number, phase in enumerate(block["phases"], start=1)]
+    return {**data, "freeze_config": {**block, "phases": phases}}
+
+
+def _with_steps(plan: TrainabilityPlan, loaded: LoadedConfig, assembly: Assembly) -> TrainabilityPlan:
+    """`plan` with the steps at which its phases begin, which must lie inside the run."""
+    assert assembly.data is not None
+    steps_per_epoch = math.ceil(len(assembly.data.train) / loaded.config.training.batch_size)
+    return plan.place_phases(steps_per_epoch, _num_steps(loaded, assembly.data))
+
+
 def _num_steps(loaded: LoadedConfig, data: PreparedData) -> int:
     training = loaded.config.training
     return num_steps(len(data.train), training.batch_size, epochs=training.epochs, max_steps=training.max_steps)
@@ -284,9 +324,8 @@ def _facts(loaded: LoadedConfig, assembly: Assembly, meta: MetaModel, plan: Trai
     config, data = loaded.config, assembly.data
     assert data is not None
     steps = _num_steps(loaded, data)
-    build_schedule(
-        config.schedule, total_steps=steps, origins=loaded.origins
-    )  # a warm-up that does not fit is said now
+    # A warm-up that does not fit is said now.
+    build_schedule(config.schedule, total_steps=steps, phases=plan.phases, origins=loaded.origins)
     length = _length(loaded, len(data.train), steps)
     facts = {
         "optimizer": _OPTIMIZERS.get(config.optimizer.name, config.optimizer.name),
@@ -313,17 +352,29 @@ def _length(loaded: LoadedConfig, num_examples: int, steps: int) -> str:
     return product if abs(per_epoch * count - steps) < 1e-6 else f"{product}, rounded up"
 
 
-_OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "adagrad": "Adagrad", "rmsprop": "RMSprop"}
+_OPTIMIZERS = {
+    **{"adamw": "AdamW", "adam": "Adam", "nadam": "NAdam", "radam": "RAdam", "adamax": "Adamax", "sgd": "SGD"},
+    **{"rmsprop": "RMSprop", "adagrad": "Adagrad", "adadelta": "Adadelta", "adafactor": "Adafactor"},
+}
+_VLLM_MAX_RANK = 512  # the largest value that vLLM's --max-lora-rank takes
+
+
+def _forecast(loaded: LoadedConfig, meta: MetaModel, plan: TrainabilityPlan, **sizes: int) -> Forecast:
+    config = loaded.config
+    return plan.forecast(
+        **sizes,
+        optimizer=config.optimizer.name,
+        momentum=config.optimizer.momentum,
+        trained_as=trained_as(config.training),
+        tp_plan=getattr(meta.model, "_tp_plan", None) or None,  # transformers' own, by glob over module paths
+    )
 
 
 def _backward(plan: TrainabilityPlan) -> str:
-    """Where backward stops: in definition order, which for layer stacks is the order of the forward pass."""
-    first = plan.trainable[0].rpartition(".")[0]
-    parts = first.split(".")
-    for index, part in enumerate(parts):
-        if part.isdecimal():
-            return f"backward reaches {'.'.join(parts[: index + 1])}"
-    return f"backward reaches {first or 'the root'}"
+    """Where backward stops, in each phase that has it elsewhere than the one before."""
+    ends = [backward_reaches(plan.in_phase(index)) for index in range(len(plan.phases) + 1)]
+    places = [end for index, end in enumerate(ends) if index == 0 or end != ends[index - 1]]
+    return f"backward reaches {', then '.join(places)}"
 
 
 def _loads_in(assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan, loaded: LoadedConfig) -> str:
@@ -336,10 +387,17 @@ def _loads_in(assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan, loade
         new=meta.new,
         origins=loaded.origins,
     )
+    plan = plan.in_phase(len(plan.phases))  # when all has trained that ever does
     layout = plan_layout(meta.model, plan, task_type=assembly.task_type)
-    in_full = [path for path in plan.trainable if plan.decisions[path].kind != "adapter"]
+    in_full = [path for path in plan.kept if plan.decisions[path].kind != "adapter"]
     peft = f"peft without {len(layout.inexpressible)} tensors" if layout.inexpressible else "peft"
     if any(note.startswith(OTHERWISE) for note in layout.notes):
         peft = "peft no (shared modules are adapted)"
-    vllm = "vLLM no (modules trained in full)" if in_full else "vLLM"
+    rank = int(layout.config["r"])
+    if in_full:
+        vllm = "vLLM no (modules trained in full)"
+    elif layout.inexpressible or rank > _VLLM_MAX_RANK:
+        vllm = "vLLM no " + (f"(rank above {_VLLM_MAX_RANK})" if rank > _VLLM_MAX_RANK else "(more than adapters)")
+    else:
+        vllm = "vLLM"
     return f"{peft}, transformers after merge; {vllm}"

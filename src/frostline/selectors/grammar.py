@@ -13,9 +13,29 @@ from frostline.selectors.selector import Kind, Selector, known_kinds
 _MODIFIERS = ("within", "except", "optional")
 _BARE_KIND = "name"  # a bare string; not writable as a key
 
+# Modifiers that mean something in some lists only; each list passes those that it reads as `also`.
+OF_FROZEN = frozenset({"frozen_mode"})
+OF_TRAINED = frozenset({"conditional"})
+_PLACES = {
+    "frozen_mode": (
+        "entries of freeze_modules, where it says how frozen modules behave",
+        "move it to the entry of freeze_modules that freezes these modules, or set `frozen_mode` of the whole block",
+    ),
+    "conditional": (
+        "entries of unfreeze_modules and of peft.target_modules, where it allows steps without a gradient",
+        "move it to the entry of unfreeze_modules or peft.target_modules that trains these parameters",
+    ),
+}
 
-def parse_selectors(value: Any, origins: Origins | None = None) -> tuple[Selector, ...]:
+
+def parse_selectors(
+    value: Any, origins: Origins | None = None, *, also: frozenset[str] = frozenset()
+) -> tuple[Selector, ...]:
     """Selectors of a config value: a string, a mapping, or a list of them (a scalar is a one-entry list).
+
+    Args:
+        origins: locates the value's keys for messages.
+        also: modifiers that this list reads besides `within`, `except` and `optional`: `OF_FROZEN` or `OF_TRAINED`.
 
     Raises:
         SelectorError: one problem for each malformed entry.
@@ -27,7 +47,7 @@ def parse_selectors(value: Any, origins: Origins | None = None) -> tuple[Selecto
     selectors: list[Selector] = []
     for index, entry in enumerate(entries):
         keys: tuple[Key, ...] = (index,) if is_list else ()
-        selector = _parse(entry, origins.below(*keys), problems)
+        selector = _parse(entry, origins.below(*keys), problems, also)
         if selector is not None:
             selectors.append(selector)
     if problems:
@@ -48,16 +68,18 @@ def parse_selector(value: Any, origins: Origins | None = None) -> Selector:
     return selector
 
 
-def selector_problems(value: Any, origins: Origins) -> list[Problem]:
+def selector_problems(value: Any, origins: Origins, *, also: frozenset[str] = frozenset()) -> list[Problem]:
     """The faults of a config value, for a caller that reports all problems of a file at once."""
     try:
-        parse_selectors(value, origins)
+        parse_selectors(value, origins, also=also)
     except SelectorError as error:
         return list(error.problems)
     return []
 
 
-def _parse(value: Any, origins: Origins, problems: list[Problem]) -> Selector | None:
+def _parse(
+    value: Any, origins: Origins, problems: list[Problem], also: frozenset[str] = frozenset()
+) -> Selector | None:
     where = str(origins.at())
     if isinstance(value, str):
         return _build(_BARE_KIND, value, {}, origins, problems)
@@ -74,7 +96,7 @@ def _parse(value: Any, origins: Origins, problems: list[Problem]) -> Selector | 
     mapping = cast("Mapping[Any, Any]", value)
     kinds = [key for key in mapping if key in _writable_kinds()]
     if len(kinds) != 1:
-        known = {*_writable_kinds(), *_MODIFIERS}
+        known = {*_writable_kinds(), *_MODIFIERS, *also}
         unknown = [str(key) for key in mapping if key not in known]
         hints = [near for key in unknown for near in difflib.get_close_matches(key, sorted(known), n=1)]
         what = (
@@ -87,9 +109,13 @@ def _parse(value: Any, origins: Origins, problems: list[Problem]) -> Selector | 
         problems.append(Problem(what, where, possible, fix))
         return None
     options = known_kinds()[kinds[0]].options
-    allowed = {kinds[0], *_MODIFIERS, *options}
+    allowed = {kinds[0], *_MODIFIERS, *also, *options}
     unknown = [key for key in mapping if key not in allowed]
     for key in unknown:
+        if key in _PLACES:
+            possible, fix = _PLACES[key]
+            problems.append(Problem(f"`{key}` has no meaning here", str(origins.at(key)), possible, fix))
+            continue
         hints = difflib.get_close_matches(str(key), sorted(allowed), n=1)
         problems.append(
             Problem(
@@ -99,7 +125,7 @@ def _parse(value: Any, origins: Origins, problems: list[Problem]) -> Selector | 
                 "correct or remove the key",
             )
         )
-    given = {key: mapping[key] for key in (*options, *_MODIFIERS) if key in mapping}
+    given = {key: mapping[key] for key in (*options, *_MODIFIERS, *also) if key in mapping}
     selector = _build(kinds[0], mapping[kinds[0]], given, origins, problems)
     return None if unknown else selector
 
@@ -143,14 +169,25 @@ def _build(
             excepts = parse_selectors(extra["except"], origins.below("except"))
         except SelectorError as error:
             problems.extend(error.problems)
-    optional = extra.get("optional", False)
-    if not isinstance(optional, bool):
+    flags = {key: extra.get(key, False) for key in ("optional", "conditional")}
+    for key, flag in flags.items():
+        if not isinstance(flag, bool):
+            problems.append(
+                Problem(f"`{key}` is {_as_written(flag)}", str(origins.at(key)), "true or false", "correct the value")
+            )
+    mode = extra.get("frozen_mode", "eval")
+    if mode not in ("eval", "train"):
         problems.append(
-            Problem(f"`optional` is {optional!r}", str(origins.at("optional")), "true or false", "correct the value")
+            Problem(
+                f"`frozen_mode` is {_as_written(mode)}",
+                str(origins.at("frozen_mode")),
+                "eval (what is frozen stays still) or train (it follows the model)",
+                "correct the value",
+            )
         )
     if kind is None or len(problems) > count:
         return None
-    return Selector(kind, within, excepts, bool(optional), origin=origins.at())
+    return Selector(kind, within, excepts, **flags, frozen_mode=extra.get("frozen_mode"), origin=origins.at())
 
 
 def _writable_kinds() -> list[str]:

@@ -7,7 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from frostline.config.wording import shorten_names
 from frostline.errors import Problem
+from frostline.selectors.kinds._text import has_wildcard, wildcard
 from frostline.tree import ModuleTree
 
 if TYPE_CHECKING:
@@ -70,13 +72,14 @@ def describe_miss(selector: Selector, tree: ModuleTree, *, role: str = "", match
         candidates = [type(ref.module).__name__ for ref in tree.modules if not ref.is_adapter]
     else:
         what, candidates = "modules", base_modules
-        named = _params_named(selector.kind.pattern, param_paths)
+        named = _params_meant(selector.kind.key, selector.kind.pattern, param_paths)
         if named:
             return Problem(
-                f"{label} {selector} names a parameter, but here a module is meant",
+                f"{label} {selector} names {'a parameter' if len(named) == 1 else 'parameters'}, but here a module is "
+                "meant",
                 str(selector.origin),
-                f"parameters of that name: {', '.join(named[:MAX_SUGGESTIONS])}",
-                f'write {{param: "{_full_pattern(selector.kind.pattern, named)}"}}',
+                f"parameters of that name: {shorten_names(named, MAX_SUGGESTIONS)}",
+                f"write {_as_params(selector.kind.key, selector.kind.pattern, named, param_paths)}",
             )
     pattern = selector.kind.pattern.removeprefix("*.")
     found: list[str] = []
@@ -123,6 +126,35 @@ def _representatives(candidates: list[str], plain: str) -> list[str]:
         if folded not in chosen or (wanted and _NUMBER.findall(name) == wanted):
             chosen[folded] = name
     return list(chosen.values())
+
+
+def _params_meant(key: str, pattern: str, param_paths: Sequence[str]) -> list[str]:
+    """The parameters that a selector of modules would match if it were one of parameters."""
+    if key == "regex":
+        matches = re.compile(pattern).fullmatch
+        return [path for path in param_paths if matches(path)]
+    if not has_wildcard(pattern):
+        return _params_named(pattern, param_paths)
+    if key == "glob":
+        return [path for path in param_paths if wildcard(pattern).fullmatch(path)]
+    components = [wildcard(component) for component in pattern.split(".")]
+    tails_of = {path: path.rsplit(".", len(components))[-len(components) :] for path in param_paths}
+    return [
+        path
+        for path, tail in tails_of.items()
+        if key == "name"
+        and len(tail) == len(components)
+        and all(component.fullmatch(part) for component, part in zip(components, tail, strict=True))
+    ]
+
+
+def _as_params(key: str, pattern: str, named: Sequence[str], param_paths: Sequence[str]) -> str:
+    """One `param` selector of just `named`, or where no pattern says that, of the first of them."""
+    tail = named[0].rpartition(".")[2]
+    for text in (pattern, _full_pattern(pattern, named), f"*.{pattern}", f"*.{tail}", f"*{tail}"):
+        if key != "regex" and [path for path in param_paths if wildcard(text).fullmatch(path)] == list(named):
+            return f'{{param: "{text}"}}'
+    return f'{{param: "{named[0]}"}}' + (", and so on" if len(named) > 1 else "")
 
 
 def _params_named(pattern: str, param_paths: Sequence[str]) -> list[str]:

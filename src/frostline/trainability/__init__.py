@@ -6,7 +6,12 @@ Knows nothing of how adapters compute: it sees their parameters as entries of th
 """
 
 from frostline.trainability.decision import Decision, Rule
+from frostline.trainability.difference import Difference, diff_plans, fold_differences
+from frostline.trainability.enter import enter_phase
+from frostline.trainability.forecast import Forecast
 from frostline.trainability.mode import hold_in_eval, set_training_mode
+from frostline.trainability.phase_lines import describe_phase, diff_phases, phases_to_json
+from frostline.trainability.phases import Phase
 from frostline.trainability.plan import TrainabilityPlan, attach_plan, built_flags, detach_plan, plan_of
 from frostline.trainability.prove import Prover
 from frostline.trainability.resolve import AdapterTargets, Reach, reach_of, resolve_plan
@@ -15,16 +20,25 @@ from frostline.trainability.rules import FreezeRules, parse_freeze_config
 __all__ = [
     "AdapterTargets",
     "Decision",
+    "Difference",
+    "Forecast",
     "FreezeRules",
+    "Phase",
     "Prover",
     "Reach",
     "Rule",
     "TrainabilityPlan",
     "attach_plan",
     "built_flags",
+    "describe_phase",
     "detach_plan",
+    "diff_phases",
+    "diff_plans",
+    "enter_phase",
+    "fold_differences",
     "hold_in_eval",
     "parse_freeze_config",
+    "phases_to_json",
     "plan_of",
     "reach_of",
     "resolve_plan",

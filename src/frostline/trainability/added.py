@@ -11,8 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from frostline.errors import SelectorError
-from frostline.selectors import Selector
+from frostline.selectors import Selection, Selector
+from frostline.trainability.conditional import find_conditional
 from frostline.trainability.decision import Decision, Rule
+from frostline.trainability.required import find_required
+from frostline.trainability.rules import rule_of
 from frostline.tree import ModuleTree, ParamRef
 
 if TYPE_CHECKING:
@@ -34,23 +37,34 @@ def decide_added(
         ref = tree.params[index]
         verdicts[index] = _decision(ref, ref.requires_grad and not plan.peft, Rule("baseline", f"added by {step}"))
     positional: list[Selector] = []  # selectors that cannot be asked again here
-    for selectors, trains in ((plan.rules.freeze, False), (plan.rules.unfreeze, True)):
-        kind = "unfreeze" if trains else "freeze"
+    required = find_required(tree).params
+    for selectors, trains in plan.overlays:
         for selector in selectors:
-            if stage and _counts_positions(selector):
+            selection = None if stage and _counts_positions(selector) else _ask(selector, tree)
+            if selection is None:
                 positional.append(selector)
                 continue
-            try:
-                chosen = selector.select(tree).params
-            except SelectorError:  # the step took away what it counts on, such as the one list of blocks
-                positional.append(selector)
-                continue
-            rule = Rule(kind, f"{kind}_modules {selector}", selector.origin, selector.selects_params)
+            rule = rule_of(selector, trains=trains)
             for index in added:
-                if chosen[index]:
+                if selection.params[index]:
                     verdicts[index] = _decision(tree.params[index], trains, rule)
     _inherit(plan, tree, added, verdicts, _modules_by_position(plan, positional) if positional else {})
+    asked = ((selector, _ask(selector, tree)) for selector in plan.rules.unfreeze if selector not in positional)
+    conditional = find_conditional(tree, [(selector, found) for selector, found in asked if found is not None])
+    for index in added:
+        if index in required:
+            verdicts[index] = _decision(tree.params[index], False, required[index].rule)
+        elif conditional[index]:
+            verdicts[index] = replace(verdicts[index], conditional=True)
     return verdicts
+
+
+def _ask(selector: Selector, tree: ModuleTree) -> Selection | None:
+    """What it selects now; None where a step took away what it counts on, such as the one list of blocks."""
+    try:
+        return selector.select(tree)
+    except SelectorError:
+        return None
 
 
 def _inherit(
@@ -90,8 +104,7 @@ def _predecessor(path: str, gone: Sequence[Decision]) -> Decision | None:
 
 def _modules_by_position(plan: TrainabilityPlan, selectors: Sequence[Selector]) -> Mapping[str, Decision]:
     """Module -> a decision of its subtree, where all of them come from one of these selectors."""
-    texts = {f"freeze_modules {selector}" for selector in selectors}
-    texts |= {f"unfreeze_modules {selector}" for selector in selectors}
+    texts = {rule_of(selector, trains=trains).text for selector in selectors for trains in (False, True)}
     found: dict[str, Decision | None] = {}
     for decision in plan.decisions.values():
         counts = decision.rule.is_explicit and not decision.rule.single and decision.rule.text in texts

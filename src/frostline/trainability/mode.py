@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _stay_in_eval(module: nn.Module, mode: bool = True) -> nn.Module:
-    """Stands for `train` of a wholly frozen subtree: dropout stays off and normalization statistics do not move."""
+    """Stands for `train` of a held module: dropout stays off and normalization statistics do not move."""
     del mode
     return nn.Module.train(module, False)
 
@@ -23,21 +23,30 @@ def _stay_in_eval(module: nn.Module, mode: bool = True) -> nn.Module:
 def hold_in_eval(model: nn.Module, roots: Iterable[str]) -> None:
     """Put the subtrees at `roots` into evaluation mode and keep them there; release every other one.
 
-    What is released takes the mode that the model is in.
+    Each module of a subtree is held by itself, because trainers call `train()` on single modules too. What is released
+    takes the mode that the model is in.
     """
     wanted = set(roots)
     modules = list(canonical_named_modules(model))
-    # By identity, because a shared module may be a root under one of its paths only.
-    kept = {id(module): module for path, module in modules if path in wanted}
-    for _, module in modules:
-        if id(module) not in kept and _is_held(module):
-            del module.__dict__["train"]
-            module.train(unwrap(model).training)
+    # By identity, because a shared module may be inside a root under one of its paths only.
+    kept_roots = {id(module): module for path, module in modules if path in wanted}
+    kept = {id(module): module for root in kept_roots.values() for module in root.modules()}
+    released = {id(module): module for _, module in modules if id(module) not in kept and _is_held(module)}
+    for module in released.values():
+        del module.__dict__["train"]
+    for module in released.values():
+        module.train(unwrap(model).training)
     for module in kept.values():
         # On the instance: `nn.Module.train` recurses through `child.train(mode)`, so the parent's call ends here. A
         # partial and not a bound method, because a model that holds one of itself could not be pickled.
         module.__dict__["train"] = partial(_stay_in_eval, module)
-        module.train()
+    for root in kept_roots.values():
+        root.train()
+
+
+def modules_out_of_eval(model: nn.Module) -> list[str]:
+    """Paths of held modules that are in training mode all the same: somebody wrote `module.training = True`."""
+    return [path for path, module in canonical_named_modules(model) if module.training and _is_held(module)]
 
 
 def _is_held(module: nn.Module) -> bool:
@@ -47,5 +56,5 @@ def _is_held(module: nn.Module) -> bool:
 
 def set_training_mode(model: nn.Module, plan: TrainabilityPlan) -> None:
     """`model.train()` with the plan's `frozen_mode` honoured."""
-    hold_in_eval(model, plan.frozen_roots if plan.frozen_mode == "eval" else ())
+    hold_in_eval(model, plan.frozen_roots)
     model.train()

@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from frostline.tree import tensor_digest
+from frostline.trainability.agreement import Agreement
+from frostline.trainability.largest import largest
+from frostline.tree import local_part, tensor_checksums
 
 _CLEARLY = 4.0  # spacings: a step this large is seen whatever is rounded
 _HALF_OF_THE_SMALLER = 0.25  # below a power of two numbers lie twice as close, and half a spacing rounds up
@@ -21,18 +23,23 @@ Rates = Callable[[str], tuple[float, float | None]]
 
 
 class MovementWatch:
-    """Follows modules from before the first step until each has moved.
+    """Follows modules until each has moved.
 
     Args:
         params: the trained tensors by path.
-        modules: paths of the tensors that count for a module.
+        agreement: the processes that hold parts or replicas; what moved in one of them has moved.
     """
 
-    def __init__(self, params: Mapping[str, Tensor], modules: Mapping[str, Sequence[str]]) -> None:
-        self._params = params
-        self._still = {
-            module: {path: tensor_digest(params[path]) for path in paths} for module, paths in modules.items()
-        }
+    def __init__(self, params: Mapping[str, Tensor], agreement: Agreement) -> None:
+        self._params, self._agreement = params, agreement
+        self._still: dict[str, list[str]] = {}
+        self._sums: dict[str, int] = {}
+
+    def follow(self, modules: Mapping[str, Sequence[str]]) -> None:
+        """Follow `modules` (name -> paths of its tensors) from now on, before the optimizer's step."""
+        for module, paths in modules.items():
+            self._still.setdefault(module, []).extend(paths)
+            self._sums.update(tensor_checksums({path: self._params[path] for path in paths}))
 
     @property
     def still(self) -> list[str]:
@@ -53,57 +60,50 @@ class MovementWatch:
         self.look()
         for module in excused:
             self._still.pop(module, None)
-        return [module for module, paths in self._still.items() if self._should_have_moved(paths, rates)]
+        if not self._still:
+            return []
+        modules = list(self._still)
+        # A process may hold but a part: a module's step is seen if any process sees it.
+        seen = self._agreement.largest([float(self._is_visible_in(self._still[name], rates)) for name in modules])
+        later = self._agreement.largest([float(self._may_be_visible_in(self._still[name], rates)) for name in modules])
+        return [name for name, now, ever in zip(modules, seen, later, strict=True) if now or not ever]
 
     def look(self) -> None:
         """Forget the modules that have moved."""
-        self._still = {
-            module: bits
-            for module, bits in self._still.items()
-            if all(tensor_digest(self._params[path]) == digest for path, digest in bits.items())
-        }
+        modules = list(self._still)
+        sums = tensor_checksums({path: self._params[path] for paths in self._still.values() for path in paths})
+        moved = [float(any(sums.get(path) != self._sums.get(path) for path in self._still[name])) for name in modules]
+        for module, value in zip(modules, self._agreement.largest(moved), strict=True):
+            if value:
+                del self._still[module]
 
-    def _should_have_moved(self, paths: Collection[str], rates: Rates) -> bool:
-        return any(self._is_visible(path, rates(path)[0]) for path in paths) or not any(
-            self._may_become_visible(path, rates(path)[1]) for path in paths
-        )
+    def _is_visible_in(self, paths: Collection[str], rates: Rates) -> bool:
+        return any(self._is_visible(path, rates(path)[0]) for path in paths)
+
+    def _may_be_visible_in(self, paths: Collection[str], rates: Rates) -> bool:
+        return any(self._may_become_visible(path, rates(path)[1]) for path in paths)
 
     def _is_visible(self, path: str, lr: float) -> bool:
         """Whether a step of this rate is seen, be it `lr` (Adam and its kin) or `lr` times the gradient (SGD)."""
-        param = self._params[path]
-        if param.grad is None or not param.numel():
+        param, grad = self._params[path], self._params[path].grad
+        own = local_part(param)
+        if grad is None or not own.numel():
             return False
-        step = lr * min(1.0, largest({path: param.grad})[path])
-        return step > _CLEARLY * torch.finfo(param.dtype).eps * float(param.detach().abs().max())
+        step = lr * min(1.0, largest({path: grad})[path])
+        return step > _CLEARLY * torch.finfo(param.dtype).eps * float(own.abs().max())
 
     def _may_become_visible(self, path: str, peak: float | None) -> bool:
-        param = self._params[path]
-        if peak is None or not param.numel():
+        own = local_part(self._params[path])
+        if peak is None or not own.numel():
             return True
-        return peak > _HALF_OF_THE_SMALLER * torch.finfo(param.dtype).eps * float(param.detach().abs().min())
-
-
-def largest(tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    """The largest magnitude in each tensor; those without elements are left out."""
-    batches: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
-    for path, tensor in tensors.items():
-        values = tensor.detach()
-        values = values.coalesce().values() if values.is_sparse else values
-        if tensor.numel():
-            top = values.abs().max() if values.numel() else values.new_zeros(())
-            top = top.to(torch.promote_types(top.dtype, torch.float32))
-            batches.setdefault((top.device, top.dtype), {})[path] = top
-    found: dict[str, float] = {}
-    for batch in batches.values():  # one transfer to the host for each, instead of one for each tensor
-        found.update(zip(batch, torch.stack(list(batch.values())).tolist(), strict=True))
-    return {path: found[path] for path in tensors if path in found}
+        return peak > _HALF_OF_THE_SMALLER * torch.finfo(own.dtype).eps * float(own.abs().min())
 
 
 def rates_of(optimizer: torch.optim.Optimizer | None) -> dict[int, tuple[float, float | None]]:
     """Learning rate now, and at most where that is known, by id of the parameter."""
     rates: dict[int, tuple[float, float | None]] = {}
     for group in optimizer.param_groups if optimizer is not None else ():
-        peak = group.get("initial_lr")
+        peak = group.get("max_lr", group.get("initial_lr"))
         own = float(group["lr"]), None if peak is None else float(peak)
         rates.update((id(param), own) for param in group["params"])
     return rates

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +17,23 @@ from torch import nn
 
 from frostline.errors import PlanMismatchError
 from frostline.trainability.bind import bind_decisions, held_by
-from frostline.trainability.decision import Decision
+from frostline.trainability.decision import Decision, Rule
+from frostline.trainability.difference import diff_plans
+from frostline.trainability.forecast import Forecast, forecast_plan
+from frostline.trainability.frozen_roots import find_frozen_roots
 from frostline.trainability.mode import hold_in_eval
+from frostline.trainability.phase_lines import phases_to_json
+from frostline.trainability.phases import Phase, phase_at, place_phases
 from frostline.trainability.report import render_plan
 from frostline.trainability.rows import ModuleRow, module_rows
 from frostline.trainability.rules import FreezeRules
 from frostline.trainability.together import agree
-from frostline.trainability.verify import diff_plans, verify_plan
+from frostline.trainability.verify import verify_plan
 from frostline.trainability.wrapped import refuse_flat_parameters, require_fitting_wrappers
 from frostline.tree import ModuleTree, canonical_named_parameters, carry_flags_over, set_trainable, unwrap
 
 if TYPE_CHECKING:
+    from frostline.selectors import Selector
     from frostline.trainability.resolve import AdapterTargets
 
 _ATTRIBUTE = "_frostline_plan"
@@ -54,13 +60,20 @@ class Decisions(Mapping[str, Decision]):
 class TrainabilityPlan:
     """The freeze config resolved against one model. Immutable; made by `frostline.resolve` or `frostline.prepare`.
 
+    With phases it is the plan of the one in force: `in_phase` gives that of another.
+
     Attributes:
         decisions: path -> `Decision`, in definition order.
         trainable, frozen: paths of the tensors that train and that do not, each tensor under its first name.
-        kept: paths that a checkpoint keeps: what trains, and adapters and new parameters even where they are frozen.
+        kept: paths that a checkpoint keeps: what has trained so far, and adapters and new parameters even where they
+            are frozen.
+        phases: what changes later; empty for most plans.
+        phase: index of the phase in force: 0 for the block itself, N for `phases[N - 1]`.
+        ever_trained, never_trained: paths that train in some phase, and in none.
         notes: remarks for the reader.
         whole: the plan of the whole model, where this one is of a stage of a pipeline; else this one.
-        digest: that of `whole`: SHA-256 over paths, global shapes and decisions; not over rules, notes or dtypes.
+        digest: SHA-256 over paths, global shapes and the decisions of all phases, of `whole`; not over rules, notes or
+            dtypes.
     """
 
     def __init__(
@@ -71,9 +84,21 @@ class TrainabilityPlan:
         rules: FreezeRules,
         adapters: AdapterTargets | None,
         notes: tuple[str, ...] = (),
+        phases: tuple[Phase, ...] = (),
+        phase: int = 0,
         whole: TrainabilityPlan | None = None,
     ) -> None:
+        if not 0 <= phase <= len(phases):
+            raise PlanMismatchError(
+                f"the plan has no phase {phase}",
+                where="phase",
+                possible=f"0 to {len(phases)}; 0 is the freeze_config itself",
+                fix="correct the number",
+            )
         self._whole = whole
+        self.phases, self.phase = phases, phase
+        self._stages = (decisions, *(entry.decisions for entry in phases))
+        decisions = self._stages[phase]
         self.decisions: Mapping[str, Decision] = Decisions(decisions)
         self.modules = modules
         self.rules = rules
@@ -81,9 +106,18 @@ class TrainabilityPlan:
         self.notes = notes
         self.trainable: tuple[str, ...] = tuple(entry.path for entry in decisions if entry.trains)
         self.frozen: tuple[str, ...] = tuple(entry.path for entry in decisions if not entry.trains)
+        self.ever_trained: tuple[str, ...] = self._trained_in(self._stages)
+        ever = set(self.ever_trained)
+        self.never_trained: tuple[str, ...] = tuple(entry.path for entry in decisions if entry.path not in ever)
+        self._so_far = frozenset(self._trained_in(self._stages[: phase + 1]))
         self.kept: tuple[str, ...] = tuple(
-            entry.path for entry in decisions if entry.trains or entry.kind in ("adapter", "new")
+            entry.path for entry in decisions if entry.path in self._so_far or entry.kind in ("adapter", "new")
         )
+
+    @staticmethod
+    def _trained_in(stages: Sequence[tuple[Decision, ...]]) -> tuple[str, ...]:
+        """Paths that train in one of `stages`, in definition order."""
+        return tuple(entries[0].path for entries in zip(*stages, strict=True) if any(e.trains for e in entries))
 
     @property
     def peft(self) -> bool:
@@ -92,7 +126,7 @@ class TrainabilityPlan:
 
     @property
     def frozen_mode(self) -> str:
-        """`eval` or `train`: the mode of wholly frozen subtrees while training."""
+        """`eval` or `train`: the mode of wholly frozen subtrees while training, where no selector says another."""
         return self.rules.frozen_mode
 
     @property
@@ -102,37 +136,27 @@ class TrainabilityPlan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over sorted (path, global shape, trains) of the whole model, as hex."""
+        """SHA-256 over sorted (path, global shape, trains) of the whole model, and what each phase changes, as hex."""
         if self._whole is not None:
             return self._whole.digest
         lines = sorted(
-            f"{entry.path}\t{'x'.join(map(str, entry.shape))}\t{int(entry.trains)}" for entry in self.decisions.values()
+            f"{entry.path}\t{'x'.join(map(str, entry.shape))}\t{int(entry.trains)}" for entry in self._stages[0]
         )
+        for phase in self.phases:
+            lines.append(f"phase\t{phase.at}")
+            lines.extend(sorted(f"{path}\t1" for path in phase.thaws))
+            lines.extend(sorted(f"{path}\t0" for path in phase.freezes))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     @cached_property
     def frozen_roots(self) -> tuple[str, ...]:
-        """Paths of the maximal subtrees that hold parameters of which none trains."""
-        total, trained = [0] * (len(self.modules) + 1), [0] * (len(self.modules) + 1)
-        owner_of = {row.path: index for index, row in enumerate(self.modules)}
-        for entry in self.decisions.values():
-            for name in (entry.path, *entry.aliases):
-                owner = _owner(name, owner_of)
-                total[owner + 1] += 1
-                trained[owner + 1] += int(entry.trains or entry.kind == "adapter")
-        for index in range(len(self.modules)):
-            total[index + 1] += total[index]
-            trained[index + 1] += trained[index]
-        roots: list[str] = []
-        index = 0
-        while index < len(self.modules):
-            end = self.modules[index].end
-            if trained[end] == trained[index] and total[end] > total[index]:
-                roots.append(self.modules[index].path)
-                index = end
-            else:
-                index += 1
-        return tuple(roots)
+        """Paths of the maximal wholly frozen subtrees that are held in evaluation mode; none where all follow."""
+        return find_frozen_roots(self.modules, self.decisions.values(), self.frozen_mode)
+
+    @cached_property
+    def untouched_roots(self) -> tuple[str, ...]:
+        """As `frozen_roots`, of which none has trained in any phase so far."""
+        return find_frozen_roots(self.modules, self.decisions.values(), self.frozen_mode, self._so_far)
 
     @cached_property
     def num_trainable(self) -> int:
@@ -143,6 +167,63 @@ class TrainabilityPlan:
     def num_total(self) -> int:
         """Elements of the model with its adapters, each tensor once."""
         return sum(entry.num_elements for entry in self.decisions.values())
+
+    def has_trained(self, path: str) -> bool:
+        """Whether the tensor `path` trains in this phase or one before it."""
+        return path in self._so_far
+
+    @cached_property
+    def trained_by(self) -> Mapping[str, Rule]:
+        """Path of each parameter that trains in some phase -> the rule of the first one that trains it."""
+        return {entry.path: entry.rule for stage in reversed(self._stages) for entry in stage if entry.trains}
+
+    @property
+    def overlays(self) -> tuple[tuple[tuple[Selector, ...], bool], ...]:
+        """Selectors up to the phase in force, in the order in which they count, and whether they thaw."""
+        blocks = (self.rules, *(entry.rules for entry in self.phases[: self.phase]))
+        return tuple(pair for block in blocks for pair in ((block.freeze, False), (block.unfreeze, True)))
+
+    def in_phase(self, index: int) -> TrainabilityPlan:
+        """This plan with another phase in force: 0 is the block itself, N is `phases[N - 1]`. Same digest.
+
+        Touches no model; `frostline.enter_phase` does.
+
+        Raises:
+            PlanMismatchError: there is no such phase.
+        """
+        return self if index == self.phase else self._with(phase=index)
+
+    def place_phases(self, steps_per_epoch: int, total_steps: int | None = None) -> TrainabilityPlan:
+        """This plan with the steps of phases that are written in epochs; a fraction is rounded up to a whole step.
+
+        Args:
+            total_steps: of the run, which every phase must begin in; None does not ask.
+
+        Raises:
+            ConfigError: a phase begins not later than the one before it, or behind the end of the run.
+        """
+        return self._with(phases=place_phases(self.phases, steps_per_epoch, total_steps)) if self.phases else self
+
+    def phase_at(self, step: int) -> int:
+        """Index of the phase in force at optimizer step `step` (from 0).
+
+        Raises:
+            PlanMismatchError: a phase is written in epochs and `place_phases` was not called.
+        """
+        return phase_at(self.phases, step)
+
+    def _with(self, **changes: Any) -> TrainabilityPlan:
+        held: dict[str, Any] = {
+            "decisions": self._stages[0],
+            "modules": self.modules,
+            "rules": self.rules,
+            "adapters": self.adapters,
+            "notes": self.notes,
+            "phases": self.phases,
+            "phase": self.phase,
+            "whole": self._whole,
+        }
+        return TrainabilityPlan(**{**held, **changes})
 
     def apply(self, model: nn.Module) -> None:
         """Set every flag of `model` as planned, hold wholly frozen subtrees in evaluation mode, attach the plan.
@@ -169,7 +250,7 @@ class TrainabilityPlan:
         for path, param in params.items():
             set_trainable(param, self.decisions[path].trains)
         carry_flags_over(model)
-        hold_in_eval(model, self.frozen_roots if self.frozen_mode == "eval" else ())
+        hold_in_eval(model, self.frozen_roots)
 
     def bind(
         self,
@@ -201,13 +282,19 @@ class TrainabilityPlan:
         try:
             refuse_flat_parameters(model, f"bind after {step}")
             tree = ModuleTree.from_model(model)
-            decisions, notes = bind_decisions(self, tree, step, stage=stage)
-            bound = TrainabilityPlan(
+            decisions, notes = bind_decisions(self.in_phase(0), tree, step, stage=stage)
+            phases: list[Phase] = []
+            for index, phase in enumerate(self.phases, start=1):
+                before = phases[-1].decisions if phases else decisions
+                later, _ = bind_decisions(self.in_phase(index), tree, step, stage=stage)
+                phases.append(replace(Phase.from_decisions(phase.rules, before, later), step=phase.step))
+            bound = self._with(
                 decisions=decisions,
-                modules=module_rows(tree),
-                rules=self.rules,
-                adapters=self.adapters,
+                modules=module_rows(
+                    tree, [selector for selectors, trains in self.overlays if not trains for selector in selectors]
+                ),
                 notes=self.notes + notes,
+                phases=tuple(phases),
                 whole=self.whole if stage else self._whole,
             )
             require_fitting_wrappers(bound, model, f"bind after {step}")
@@ -248,11 +335,62 @@ class TrainabilityPlan:
 
     def diff(self, other: TrainabilityPlan) -> list[str]:
         """One line for each parameter that `other` decides differently, has in another shape, or does not have."""
-        return diff_plans(self.to_json(), other.to_json())
+        return [str(line) for line in diff_plans(self.to_json(), other.to_json())]
 
-    def render(self, facts: Mapping[str, str] | None = None, *, width: int = 110) -> str:
-        """The plan as a table for a terminal. `facts` adds lines that the model alone does not tell (data, steps)."""
-        return render_plan(self, facts or {}, width=width)
+    def forecast(
+        self,
+        *,
+        dp_replicate_size: int = 1,
+        dp_shard_size: int = 1,
+        tp_size: int = 1,
+        optimizer: str = "adamw",
+        momentum: float = 0.0,
+        trained_as: Mapping[str, str] | None = None,
+        tp_plan: Mapping[str, str] | None = None,
+    ) -> Forecast:
+        """Bytes of weights, gradients and optimizer state on the fullest device of a group.
+
+        FSDP2 splits every parameter along dim 0 into `dp_shard_size` shards, padded to the size of the first; DDP
+        (`dp_replicate_size`) splits nothing; tensor parallelism splits the two-dimensional weights of linears and
+        tables where `tp_size` divides them, and leaves the rest whole (`Forecast.placements` tells it path by path).
+
+        Args:
+            optimizer: a name of the config's `optimizer.name`; `momentum` is that of sgd and rmsprop.
+            trained_as: dtype of a parameter as loaded -> dtype that it trains in.
+            tp_plan: glob over module paths -> `colwise` or `rowwise`, as transformers models carry it. None takes the
+                rule of pairs: the second linear of a pair (`o_proj`, `down_proj`, ...) and tables by row, others by
+                column.
+
+        Raises:
+            ConfigError: a size below 1, or an optimizer that is not known.
+        """
+        return forecast_plan(
+            self,
+            dp_replicate_size=dp_replicate_size,
+            dp_shard_size=dp_shard_size,
+            tp_size=tp_size,
+            optimizer=optimizer,
+            momentum=momentum,
+            trained_as=trained_as,
+            tp_plan=tp_plan,
+        )
+
+    def render(
+        self,
+        facts: Mapping[str, str] | None = None,
+        *,
+        width: int = 110,
+        memory: Forecast | None = None,
+        devices: Forecast | None = None,
+    ) -> str:
+        """The plan as a table for a terminal.
+
+        Args:
+            facts: lines that the model alone does not tell (data, steps); `optimizer` names the optimizer as shown.
+            memory: bytes on one device; None is AdamW, with parameters in the dtype that they have.
+            devices: bytes on each device of a group, for a line of its own.
+        """
+        return render_plan(self, facts or {}, width=width, memory=memory or self.forecast(), devices=devices)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON-able data."""
@@ -264,6 +402,7 @@ class TrainabilityPlan:
             "num_trainable": self.num_trainable,
             "num_total": self.num_total,
             "notes": list(self.notes),
+            **({"phase": self.phase, "phases": phases_to_json(self.phases)} if self.phases else {}),
             "parameters": {
                 entry.path: {
                     "trains": entry.trains,
@@ -271,6 +410,9 @@ class TrainabilityPlan:
                     "kind": entry.kind,
                     "shape": list(entry.shape),
                     "dtype": entry.dtype,
+                    **_place_of(entry),
+                    **({"conditional": True} if entry.conditional else {}),
+                    **({"rows": list(entry.rows)} if entry.rows is not None else {}),
                     **({"aliases": list(entry.aliases)} if entry.aliases else {}),
                     **({"note": entry.note} if entry.note else {}),
                 }
@@ -292,14 +434,13 @@ class TrainabilityPlan:
         return f"<TrainabilityPlan {self.digest[:8]}: {len(self.trainable)} of {len(self.decisions)} tensors train>"
 
 
-def _owner(name: str, owner_of: Mapping[str, int]) -> int:
-    """Index of the module that holds parameter `name`; a planned adapter parameter counts for its base module."""
-    path = name
-    while path:
-        path = path.rpartition(".")[0]
-        if path in owner_of:
-            return owner_of[path]
-    return 0
+def _place_of(decision: Decision) -> dict[str, Any]:
+    """File and line of the rule, where somebody wrote it."""
+    origin = decision.rule.origin
+    if origin is None:
+        return {}
+    place = {"file": origin.file, "line": origin.line}
+    return {key: value for key, value in place.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from frostline.config.wording import shorten_names
 from frostline.errors import ConfigError, Problem, SelectorError
 from frostline.selectors import Selection, Selector, require_matches
+from frostline.trainability.conditional import Conditional, expert_notes, find_conditional
 from frostline.trainability.decision import (
     BUILT_FROZEN,
     BUILT_TRAINABLE,
@@ -19,12 +20,17 @@ from frostline.trainability.decision import (
     Decision,
     Rule,
 )
+from frostline.trainability.legacy import LEGACY_KEYS, is_legacy, legacy_notes, legacy_problems
+from frostline.trainability.phase_rules import PhaseRules
+from frostline.trainability.phases import Phase, phase_problems
 from frostline.trainability.plan import TrainabilityPlan
+from frostline.trainability.required import Required, find_required, required_notes
 from frostline.trainability.rows import module_rows
-from frostline.trainability.rules import FreezeRules
+from frostline.trainability.rules import FreezeRules, rule_of
 from frostline.tree import ModuleTree, PlannedParam
 
 _MAX_NAMES = 5
+Selected = tuple[Selector, Selection]
 
 
 @dataclass(frozen=True)
@@ -36,12 +42,14 @@ class AdapterTargets:
         rules: path of each adapted module -> the rule that chose it.
         planned: path of each adapted module -> the parameters that injection creates there.
         notes: remarks on what was skipped and why.
+        conditional: paths of adapted modules whose selector says `conditional: true`.
     """
 
     label: str
     rules: Mapping[str, Rule]
     planned: Mapping[str, Sequence[PlannedParam]]
     notes: tuple[str, ...] = ()
+    conditional: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -50,11 +58,13 @@ class Reach:
 
     Attributes:
         left_alone: mask over modules: inside `freeze_modules` and not thawed, or with new parameters that it freezes.
-        trained_in_full: mask over parameters: thawed by a selector, or new and not frozen by one.
+        trained_in_full: mask over parameters: thawed by a selector in any phase, or new and not frozen by one.
+        required: index of each module that the framework keeps frozen -> why.
     """
 
     left_alone: bytearray
     trained_in_full: bytearray
+    required: Mapping[int, str] = field(default_factory=dict[int, str])
 
 
 @dataclass
@@ -71,8 +81,7 @@ def reach_of(tree: ModuleTree, rules: FreezeRules, new: frozenset[str] = frozens
     Raises:
         SelectorError: a module selector selects nothing.
     """
-    selected_modules = [selector for selector in (*rules.freeze, *rules.unfreeze) if not selector.selects_params]
-    require_matches(selected_modules, tree)
+    _require_selections([selector for selector in _all_selectors(rules) if not selector.selects_params], tree)
     left_alone = bytearray(len(tree.modules))
     frozen = bytearray(len(tree.params))
     for selector in rules.freeze:
@@ -86,12 +95,29 @@ def reach_of(tree: ModuleTree, rules: FreezeRules, new: frozenset[str] = frozens
         for index, is_set in enumerate(selection.modules):
             if is_set:
                 left_alone[index] = 0
+    for selector in (selector for phase in rules.phases for selector in phase.unfreeze):
+        _set(trained, selector.select(tree).params)  # adapters are injected once, so for what any phase trains
     for index, ref in enumerate(tree.params):
         if ref.path in new and frozen[index] and not trained[index]:
             left_alone[ref.owner] = 1
         elif ref.path in new:
             trained[index] = 1
-    return Reach(left_alone, trained)
+    required = find_required(tree)
+    for index in required.params:
+        trained[index] = 0
+    return Reach(left_alone, trained, {index: row.reason for index, row in required.modules.items()})
+
+
+def _require_selections(selectors: Sequence[Selector], tree: ModuleTree) -> list[Selection]:
+    """`require_matches`, with the one legacy key that must match something, too."""
+    problems = legacy_problems(selectors, tree)
+    try:
+        selections = require_matches(selectors, tree)
+    except SelectorError as error:
+        raise SelectorError.from_problems([*problems, *error.problems]) from None
+    if problems:
+        raise SelectorError.from_problems(problems)
+    return selections
 
 
 def resolve_plan(
@@ -117,28 +143,69 @@ def resolve_plan(
     if adapters is not None and not tree.adapter_params:
         index_of = tree.module_index
         tree = tree.with_planned_params({index_of[path]: params for path, params in adapters.planned.items()})
-    selections = require_matches([*rules.freeze, *rules.unfreeze], tree)
-    freezing = list(zip(rules.freeze, selections, strict=False))
-    thawing = list(zip(rules.unfreeze, selections[len(rules.freeze) :], strict=True))
+    blocks = _select(rules, tree)
+    freezing, thawing = (
+        [pair for _, pairs, _ in blocks for pair in pairs],
+        [pair for *_, pairs in blocks for pair in pairs],
+    )
+    required = find_required(tree)
+    conditional = find_conditional(tree, thawing, adapters.conditional if adapters is not None else frozenset())
     draft = _baseline(tree, adapters, new, built_flags)
-    _overlay(draft, freezing, trains=False)
-    _overlay(draft, thawing, trains=True)
-    problems = _merge_tied(tree, draft)
-    if problems:
-        raise SelectorError.from_problems(problems)
-    decisions = tuple(_decisions(tree, draft, new, built_flags))
-    problems = [*_untrainable(decisions), *_frozen_new(decisions, rules)]
+    stages: list[tuple[Decision, ...]] = []
+    disagreements: list[Problem] = []
+    held: dict[int, Rule] = {}
+    for when, frozen, thawed in blocks:
+        before = list(draft.rule)
+        _overlay(draft, frozen, trains=False, when=when)
+        _overlay(draft, thawed, trains=True, when=when)
+        disagreements += _merge_tied(tree, draft, before)
+        held |= _hold_required(draft, required)
+        stages.append(tuple(_decisions(tree, draft, new, built_flags, conditional)))
+    decisions = stages[0]
+    phases = tuple(
+        Phase.from_decisions(phase, stages[index], stages[index + 1]) for index, phase in enumerate(rules.phases)
+    )
+    problems = [*_untrainable(stages), *_frozen_new(stages, rules)]
+    if disagreements:
+        raise SelectorError.from_problems([*disagreements, *problems])
     if not problems and not any(decision.trains for decision in decisions):
         problems.append(_nothing_trains(decisions, rules))
+    if not problems:
+        problems += phase_problems(phases)
     if problems:
         raise ConfigError.from_problems(problems)
+    notes = [
+        *legacy_notes(rules.legacy, freezing, tree),
+        *_notes(stages, rules, freezing + thawing),
+        *required_notes(held, required, tree),
+        *expert_notes(decisions, tree, conditional),
+    ]
     return TrainabilityPlan(
         decisions=decisions,
-        modules=module_rows(tree),
+        modules=module_rows(tree, [selector for selector, _ in freezing]),
         rules=rules,
         adapters=adapters,
-        notes=tuple(_notes(decisions, rules, tree, adapters, freezing + thawing)),
+        notes=(*notes, *(adapters.notes if adapters is not None else ())),
+        phases=phases,
     )
+
+
+def _all_selectors(rules: FreezeRules) -> list[Selector]:
+    """Those of the block and of its phases, in the order in which they count."""
+    return [selector for block in (rules, *rules.phases) for selector in (*block.freeze, *block.unfreeze)]
+
+
+def _select(rules: FreezeRules, tree: ModuleTree) -> list[tuple[str, list[Selected], list[Selected]]]:
+    """For the block and each of its phases: from when on, what it freezes, what it thaws."""
+    selections = iter(_require_selections(_all_selectors(rules), tree))
+    return [
+        (
+            f" from {block.at} on" if isinstance(block, PhaseRules) else "",
+            [(selector, next(selections)) for selector in block.freeze],
+            [(selector, next(selections)) for selector in block.unfreeze],
+        )
+        for block in (rules, *rules.phases)
+    ]
 
 
 def _baseline(
@@ -169,21 +236,25 @@ def _adapter_rule(tree: ModuleTree, owner: int, adapters: AdapterTargets | None)
     return Rule("adapter", "adapters train")
 
 
-def _overlay(draft: _Draft, chosen: Iterable[tuple[Selector, Selection]], *, trains: bool) -> None:
-    kind = "unfreeze" if trains else "freeze"
+def _overlay(draft: _Draft, chosen: Iterable[Selected], *, trains: bool, when: str = "") -> None:
     for selector, selection in chosen:
-        rule = Rule(kind, f"{kind}_modules {selector}", selector.origin, selector.selects_params)
+        rule = rule_of(selector, trains=trains, when=when)
         for index, is_selected in enumerate(selection.params):
             if is_selected:
                 draft.trains[index] = trains
                 draft.rule[index] = rule
 
 
-def _merge_tied(tree: ModuleTree, draft: _Draft) -> list[Problem]:
-    """Give all names of a tensor one decision: an explicit rule beats a baseline, two explicit ones must agree."""
+def _merge_tied(tree: ModuleTree, draft: _Draft, before: Sequence[Rule]) -> list[Problem]:
+    """Give all names of a tensor one decision: an explicit rule beats a baseline, two explicit ones must agree.
+
+    Explicit is what the block at hand says: in a phase, a rule that was there `before` gives way like a baseline.
+    """
     problems: list[Problem] = []
     for names in tree.names_of_tensor.values():
-        explicit = [index for index in names if draft.rule[index].is_explicit]
+        explicit = [
+            index for index in names if draft.rule[index].is_explicit and draft.rule[index] is not before[index]
+        ]
         verdicts = {draft.trains[index] for index in explicit}
         if len(verdicts) > 1:
             listed = "\n".join(f"{tree.params[index].path}: {draft.rule[index]}" for index in explicit)
@@ -205,8 +276,20 @@ def _merge_tied(tree: ModuleTree, draft: _Draft) -> list[Problem]:
     return problems
 
 
+def _hold_required(draft: _Draft, required: Required) -> dict[int, Rule]:
+    """Freeze what the framework requires. Returns what would have trained, with the rule that said so."""
+    held = {index: draft.rule[index] for index in required.params if draft.trains[index]}
+    for index, row in required.params.items():
+        draft.trains[index], draft.rule[index] = False, row.rule
+    return held
+
+
 def _decisions(
-    tree: ModuleTree, draft: _Draft, new: frozenset[str], built_flags: Mapping[str, bool] | None
+    tree: ModuleTree,
+    draft: _Draft,
+    new: frozenset[str],
+    built_flags: Mapping[str, bool] | None,
+    conditional: Conditional,
 ) -> Iterable[Decision]:
     aliases = {first: names[1:] for first, names in tree.names_of_tensor.items()}
     repeated = {index for names in aliases.values() for index in names}
@@ -220,10 +303,23 @@ def _decisions(
         rule, trains = draft.rule[index], draft.trains[index]
         built = built_flags.get(ref.path, ref.requires_grad) if built_flags else ref.requires_grad
         note = "the model built it frozen" if trains and rule.kind == "unfreeze" and not built else ""
-        yield Decision(ref.path, trains, rule, note, ref.num_elements, ref.shape, ref.dtype_name, kind, other)
+        yield Decision(
+            ref.path,
+            trains,
+            rule,
+            note,
+            ref.num_elements,
+            ref.shape,
+            ref.dtype_name,
+            kind,
+            other,
+            # Under each of its names a tensor may be reached, so all have to be conditional.
+            conditional=conditional[index] and all(conditional[alias] for alias in aliases.get(index, ())),
+        )
 
 
-def _untrainable(decisions: Iterable[Decision]) -> list[Problem]:
+def _untrainable(stages: Sequence[Sequence[Decision]]) -> list[Problem]:
+    trained = {decision.path: decision for stage in reversed(stages) for decision in stage if decision.trains}
     return [
         Problem(
             f"{decision.path} is to train, but its dtype is {decision.dtype}",
@@ -231,26 +327,39 @@ def _untrainable(decisions: Iterable[Decision]) -> list[Problem]:
             "floating-point parameters train; integer and packed ones cannot",
             'exclude it with `except: [{param: "..."}]`, or load the model without quantization',
         )
-        for decision in decisions
-        if decision.trains and not decision.dtype.startswith(("float", "bfloat", "complex"))
+        for decision in trained.values()
+        if not decision.dtype.startswith(("float", "bfloat", "complex"))
     ]
 
 
-def _frozen_new(decisions: Iterable[Decision], rules: FreezeRules) -> list[Problem]:
+def _never_trained(stages: Sequence[Sequence[Decision]]) -> list[Decision]:
+    """Decisions of the block about tensors that train neither there nor in a phase."""
+    return [entries[0] for entries in zip(*stages, strict=True) if not any(entry.trains for entry in entries)]
+
+
+def _frozen_new(stages: Sequence[Sequence[Decision]], rules: FreezeRules) -> list[Problem]:
     if rules.allow_frozen_new:
         return []
-    frozen = [decision for decision in decisions if decision.kind == "new" and not decision.trains]
+    frozen = [entry for entry in _never_trained(stages) if _is_frozen_new(entry)]
     if not frozen:
         return []
+    is_legacy_rule = frozen[0].rule.text.startswith(LEGACY_KEYS)
     names = ", ".join(decision.path for decision in frozen[:_MAX_NAMES])
     return [
         Problem(
             f"{names} {'is' if len(frozen) == 1 else 'are'} new (not in the base files), but frozen: random for ever",
             str(frozen[0].rule.origin),
             f"frozen by {frozen[0].rule}",
-            "take it out of freeze_modules, or set `allow_frozen_new: true` to keep it random and saved",
+            "write freeze_modules with selectors that leave it out, in place of the legacy key"
+            if is_legacy_rule
+            else "take it out of freeze_modules, or set `allow_frozen_new: true` to keep it random and saved",
         )
     ]
+
+
+def _is_frozen_new(decision: Decision) -> bool:
+    # What the framework keeps frozen has no effect, so that it may stay as it was drawn.
+    return decision.kind == "new" and not decision.trains and decision.rule.kind != "required"
 
 
 def _nothing_trains(decisions: Sequence[Decision], rules: FreezeRules) -> Problem:
@@ -266,13 +375,12 @@ def _nothing_trains(decisions: Sequence[Decision], rules: FreezeRules) -> Proble
 
 
 def _notes(
-    decisions: Sequence[Decision],
+    stages: Sequence[Sequence[Decision]],
     rules: FreezeRules,
-    tree: ModuleTree,
-    adapters: AdapterTargets | None,
-    chosen: Sequence[tuple[Selector, Selection]],
+    chosen: Sequence[Selected],
 ) -> Iterable[str]:
-    thawed = [decision.path for decision in decisions if decision.note]
+    decisions = stages[0]
+    thawed = [entries[0].path for entries in zip(*stages, strict=True) if any(entry.note for entry in entries)]
     if thawed:
         yield f"thawed although the model built it frozen: {shorten_names(thawed, _MAX_NAMES)}"
     tied = [decision for decision in decisions if decision.aliases]
@@ -280,15 +388,20 @@ def _notes(
         state = "trains" if decision.trains else "frozen"
         yield f"one tensor, {state}: {decision.path} = {' = '.join(decision.aliases)}"
     for selector, selection in chosen:
-        if not selection.matches:
+        if not selection.matches and not is_legacy(selector):
             yield f"optional selector {selector} ({selector.origin.short}) matches nothing here"
-    new_frozen = [decision.path for decision in decisions if decision.kind == "new" and not decision.trains]
+    new_frozen = [entry.path for entry in _never_trained(stages) if _is_frozen_new(entry)]
     if new_frozen:
         yield f"new but frozen (allow_frozen_new), kept in every checkpoint: {shorten_names(new_frozen, _MAX_NAMES)}"
     if rules.frozen_mode == "train":
         yield "frozen_mode train: dropout and normalization statistics of frozen modules follow the model's mode"
-    if adapters is not None:
-        yield from adapters.notes
+    for selector, _ in chosen:
+        if selector.frozen_mode is not None and selector.frozen_mode != rules.frozen_mode:
+            what = "stay still" if selector.frozen_mode == "eval" else "follow the model's mode"
+            yield (
+                f"frozen_mode {selector.frozen_mode} of {selector} ({selector.origin.short}): dropout and "
+                f"normalization statistics there {what}"
+            )
 
 
 def _set(mask: bytearray, other: bytearray) -> None:

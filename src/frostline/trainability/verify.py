@@ -1,9 +1,9 @@
-"""Compares a model, an optimizer or another plan with a plan, and tells every difference."""
+"""Compares a model and an optimizer with a plan, and tells every difference."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -45,7 +45,7 @@ def verify_plan(plan: TrainabilityPlan, model: nn.Module, optimizer: torch.optim
             f"the model departed from the plan in {len(lines)} place{'s' if len(lines) > 1 else ''}",
             "plan.verify",
             shown,
-            "call plan.bind(model) after the step that changed it, and build the optimizer from plan.trainable",
+            "call plan.bind(model) after the step that changed it, and build the optimizer from plan.ever_trained",
         )
         problems.insert(0, departed)
     if problems:
@@ -60,6 +60,7 @@ def _optimizer_differences(
     for group in optimizer.param_groups:
         for param in group["params"]:
             held[id(param)] = held.get(id(param), 0) + 1
+    ever_trained = set(plan.ever_trained)  # the optimizer holds from the start what a later phase trains
     lines: list[str] = []
     strangers = sum(key not in path_of for key in held)
     if strangers:
@@ -69,37 +70,14 @@ def _optimizer_differences(
         path = path_of.get(key)
         if path is None:
             pass
-        elif path not in plan.decisions or not plan.decisions[path].trains:
+        elif path not in ever_trained:
             lines.append(f"{path}: frozen, but in the optimizer")
         if count > 1:
             lines.append(f"{path or 'a tensor'}: {count} times in the optimizer")
     lines.extend(
         f"{path}: trains, but is not in the optimizer"
-        for path in plan.trainable
+        for path in plan.ever_trained
         if path in params and id(params[path]) not in held
-    )
-    return lines
-
-
-def diff_plans(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Differences of two plans in their JSON form, one line a parameter."""
-    left: Mapping[str, Any] = ours["parameters"]
-    right: Mapping[str, Any] = theirs["parameters"]
-    lines: list[str] = []
-    for path, entry in left.items():
-        other = right.get(path)
-        if other is None:
-            lines.append(f"- {path}: {_word(entry['trains'])}, not in the other plan")
-        elif entry["shape"] != other["shape"]:
-            lines.append(f"~ {path}: shape {entry['shape']} -> {other['shape']}")
-        elif entry["trains"] != other["trains"]:
-            lines.append(
-                f"~ {path}: {_word(entry['trains'])} -> {_word(other['trains'])} ({entry['rule']} -> {other['rule']})"
-            )
-    lines.extend(
-        f"+ {path}: {_word(entry['trains'])}, only in the other plan"
-        for path, entry in right.items()
-        if path not in left
     )
     return lines
 

@@ -26,6 +26,7 @@ from frostline.training.evaluation import evaluate, scalars
 from frostline.training.gradient_checkpointing import enable_gradient_checkpointing
 from frostline.training.metrics_log import truncate_to
 from frostline.training.optimizer import build_optimizer
+from frostline.training.phases import enter_phase_of, switch_phase
 from frostline.training.precision import autocast_for, convert_trained
 from frostline.training.progress import StepReport, open_progress
 from frostline.training.reporting import Reporter, plan_change_lines
@@ -101,7 +102,8 @@ def train(
     total_steps = num_steps(
         len(train_examples), settings.batch_size, epochs=settings.epochs, max_steps=settings.max_steps
     )
-    schedule = build_schedule(config.schedule, total_steps=total_steps, origins=origins)
+    plan = plan.place_phases(batches.steps_per_epoch, total_steps)
+    schedule = build_schedule(config.schedule, total_steps=total_steps, phases=plan.phases, origins=origins)
     optimizer = build_optimizer(model, plan, config.optimizer, lr=config.learning_rate, origins=origins)
     watch = build_watch(config, task, origins) if validation_examples else None
     data = digest_of(train_examples, validation_examples)
@@ -109,14 +111,17 @@ def train(
     state.held_out = dict(held_out or {})
     loaded = None
     if resume_from is not None:
+        model, plan = enter_phase_of(resume_from, model, plan)
         loaded = load_checkpoint(
             resume_from, model=model, plan=plan, optimizer=optimizer, base=base, allow_plan_change=allow_plan_change
         )
         state.restore(loaded.progress, resume_from)
     plan.verify(model, optimizer)
-    prover = Prover(model, plan) if settings.prove else None
-    if prover is not None:
+    prover = None
+    if settings.prove:
         same_as = loaded.progress if loaded is not None and not loaded.plan_changes else None
+        waiting = same_as.get("waiting") if same_as is not None else None
+        prover = Prover(model, plan, steps_per_epoch=batches.steps_per_epoch, done=state.done, waiting=waiting)
         state.hold_frozen(prover.frozen_digest, same_as, resume_from)
 
     # ---- What the run does besides stepping, with all that does not change bound once.
@@ -124,19 +129,14 @@ def train(
     due = partial(is_due, steps_per_epoch=batches.steps_per_epoch, total_steps=total_steps)
     validate = partial(
         evaluate,
-        model,
-        plan,
-        task,
+        task=task,
         batch_size=config.evaluation.batch_size or batches.micro_batch_size,
         device=device,
         autocast=autocast,
-        prover=prover,
     )
     save = partial(
         save_checkpoint,
         run,
-        model=model,
-        plan=plan,
         optimizer=optimizer,
         scheduler_state=schedule.state(),
         base=base,
@@ -160,11 +160,12 @@ def train(
         evaluation = config.evaluation
         if watch and validation_examples and evaluation.at_start and evaluation.every != "never" and not state.done:
             started = time.perf_counter()
-            metrics = validate(validation_examples)
+            metrics = validate(model, plan, examples=validation_examples, prover=prover)
             seconds = time.perf_counter() - started
             reporter.evaluation(0, 0.0, scalars(metrics), is_best=False, seconds=seconds)
         while state.done < total_steps and not state.stopped_early:
             started, step = time.perf_counter(), state.done
+            model, plan, prover = switch_phase(step, model, plan, prover, reporter.line)
             lr = schedule.set_learning_rates(optimizer, step)
             batch = batches.at(step)
             loss = accumulate_gradients(model, task, batch, autocast)
@@ -189,7 +190,7 @@ def train(
             is_best = False
             if watch and validation_examples and due(evaluation.every, state.done):
                 started = time.perf_counter()
-                metrics = validate(validation_examples)
+                metrics = validate(model, plan, examples=validation_examples, prover=prover)
                 state.metrics, report = scalars(metrics), metrics.get("report")
                 is_best = watch.update(state.done, metrics, origins.at("evaluation", "best", "metric"))
                 state.stopped_early = watch.should_stop
@@ -200,9 +201,11 @@ def train(
             if prover is not None and (state.stopped_early or state.done >= total_steps):
                 proof = prover.final_check()  # before the last save: what it rejects must not become the latest
             if is_best or state.stopped_early or due(config.checkpoint.every, state.done):
-                if prover is not None and not proof:
-                    prover.before_save()
-                save(progress=state.progress(), is_best=is_best)
+                if prover is not None:
+                    if not proof:
+                        prover.before_save()
+                    state.waiting = prover.waiting_for
+                save(model=model, plan=plan, progress=state.progress(), is_best=is_best)
 
     if prover is not None and not proof:  # the run was complete already
         proof = prover.final_check()

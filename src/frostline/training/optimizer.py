@@ -46,10 +46,13 @@ def build_optimizer(
     lr: float,
     origins: Origins | None = None,
 ) -> torch.optim.Optimizer:
-    """An optimizer over `plan.trainable` alone.
+    """An optimizer over `plan.ever_trained` alone: what trains now, and what a later phase trains.
+
+    What is frozen at the moment has no gradient, and torch's optimizers leave such a parameter and its state alone.
 
     `config.groups` come first, in their order; a parameter that several select belongs to the first. The last group
-    holds what no selector took. Each group carries `names` (paths, in the order of its parameters) and `initial_lr`.
+    holds what no selector took. Each group carries `names` (paths, in the order of its parameters) and `initial_lr`,
+    `own_lr: True` where it names its rate itself, so that phases leave it, and `max_lr` where a phase changes the rate.
 
     Args:
         lr: peak learning rate of groups that name none (`Config.learning_rate`).
@@ -72,15 +75,18 @@ def build_optimizer(
     if config.name in FUSED:
         arguments["fused"] = True
     optimizer = kind(groups, lr=lr, weight_decay=config.weight_decay, **arguments)  # pyright: ignore[reportCallIssue]
+    later = [phase.lr for phase in plan.phases if phase.lr is not None]
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
+        if later and not group.get("own_lr"):
+            group["max_lr"] = max(lr, *later)
     return optimizer
 
 
 def _trained_parameters(model: nn.Module, plan: TrainabilityPlan) -> dict[str, Parameter]:
-    """Trained parameters by path, in model order, a tied one once."""
-    trainable = set(plan.trainable)
-    return {path: param for path, param in canonical_named_parameters(model, unique=True) if path in trainable}
+    """Parameters that train in some phase, by path, in model order, a tied one once."""
+    trained = set(plan.ever_trained)
+    return {path: param for path, param in canonical_named_parameters(model, unique=True) if path in trained}
 
 
 def _selected_groups(
@@ -114,6 +120,8 @@ def _selected_groups(
         owner |= dict.fromkeys(paths, number)
         group: dict[str, Any] = {"params": [trained[path] for path in paths], "names": paths}
         group["lr"] = lr if settings.lr is None else settings.lr
+        if settings.lr is not None:
+            group["own_lr"] = True
         if settings.weight_decay is not None:
             group["weight_decay"] = settings.weight_decay
         groups.append(group)

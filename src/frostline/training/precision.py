@@ -36,7 +36,7 @@ def autocast_for(precision: str, device: torch.device) -> Autocast:
 def convert_trained(
     model: nn.Module, plan: TrainabilityPlan, config: TrainingConfig, origins: Origins | None = None
 ) -> None:
-    """Gives the trained floating-point parameters of `model` their `param_dtype`, in place; frozen ones stay.
+    """Gives the floating-point parameters that any phase trains their `param_dtype`, in place; the others stay.
 
     `auto`: float32 for half-precision parameters under bf16 autocast (small updates would be rounded away in
     bfloat16), otherwise the dtype they have. Parameter identity is kept; call it before the optimizer is built.
@@ -45,27 +45,29 @@ def convert_trained(
         ConfigError: without autocast the conversion would mix two dtypes in one forward.
     """
     params = dict(canonical_named_parameters(model))
-    trained = {path: params[path] for path in plan.trainable}
-    if config.param_dtype == "auto":
-        if config.precision == "bf16":
-            for param in trained.values():
-                if param.dtype in HALVES:
-                    param.data = param.data.to(torch.float32)
-        return
-    dtype = DTYPES[config.param_dtype]
-    if config.precision == "fp32":
+    if config.param_dtype != "auto" and config.precision == "fp32":
+        dtype = DTYPES[config.param_dtype]
         _refuse_mixed_forward(plan, params, dtype, (origins or Origins()).at("training", "param_dtype"))
-    for param in trained.values():
-        if param.is_floating_point() and param.dtype != dtype:
-            param.data = param.data.to(dtype)
+    converted = {getattr(torch, name): getattr(torch, other) for name, other in trained_as(config).items()}
+    for path in plan.ever_trained:
+        param = params[path]
+        if param.dtype in converted:
+            param.data = param.data.to(converted[param.dtype])
+
+
+def trained_as(config: TrainingConfig) -> dict[str, str]:
+    """Dtype of a parameter as loaded -> dtype that it trains in, for those that are converted."""
+    if config.param_dtype == "auto":
+        return dict.fromkeys(("bfloat16", "float16"), "float32") if config.precision == "bf16" else {}
+    return {name: config.param_dtype for name in (*DTYPES, "float16") if name != config.param_dtype}
 
 
 def _refuse_mixed_forward(
     plan: TrainabilityPlan, params: dict[str, nn.Parameter], dtype: torch.dtype, origin: Origin
 ) -> None:
     # Adapters cast their input themselves; base and new parameters meet frozen ones in plain torch operations.
-    converted = [path for path in plan.trainable if plan.decisions[path].kind != "adapter"]
-    others = {params[path].dtype for path in plan.frozen if params[path].is_floating_point()} - {dtype}
+    converted = [path for path in plan.ever_trained if plan.decisions[path].kind != "adapter"]
+    others = {params[path].dtype for path in plan.never_trained if params[path].is_floating_point()} - {dtype}
     if converted and others:
         name = str(dtype).removeprefix("torch.")
         frozen = ", ".join(sorted(str(other).removeprefix("torch.") for other in others))

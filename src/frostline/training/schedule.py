@@ -6,7 +6,7 @@ Knows nothing of epochs or data. Steps count from 0; the step that runs next is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 
 from frostline.config.models import ScheduleConfig
 from frostline.config.origin import Origins
-from frostline.errors import ConfigError
+from frostline.errors import ConfigError, Problem
+from frostline.trainability import Phase
 
 #: Name -> shape over progress in [0, 1]: 1 at the end of warm-up, 0 at the end of the run.
 SHAPES: dict[str, Callable[[float], float]] = {
@@ -33,12 +34,19 @@ class LearningRateSchedule:
         total_steps: optimizer steps of the whole run.
         warmup_steps: the rate rises over these steps and reaches its peak at step `warmup_steps`; step 0 is never 0.
         min_lr: absolute rate that the shape ends at (not reached by `constant`).
+        phase_peaks: (step, rate): from that step on, the peak of every group that names no rate itself. The curve goes
+            on as it was, over the whole run: a phase does not warm up again.
     """
 
     name: str
     total_steps: int
     warmup_steps: int = 0
     min_lr: float = 0.0
+    phase_peaks: tuple[tuple[int, float], ...] = ()
+
+    def peak_at(self, step: int, first: float) -> float:
+        """Peak rate in force at `step` for a group without a rate of its own, which starts with `first`."""
+        return next((peak for start, peak in reversed(self.phase_peaks) if start <= step), first)
 
     def at(self, step: int, peak: float) -> float:
         """Learning rate of step `step` for a parameter group whose peak rate is `peak`."""
@@ -51,7 +59,8 @@ class LearningRateSchedule:
     def set_learning_rates(self, optimizer: torch.optim.Optimizer, step: int) -> float:
         """Sets every group's rate for `step` from its `initial_lr`; returns the first group's."""
         for group in optimizer.param_groups:
-            group["lr"] = self.at(step, group["initial_lr"])
+            first = float(group["initial_lr"])
+            group["lr"] = self.at(step, first if group.get("own_lr") else self.peak_at(step, first))
         return float(optimizer.param_groups[0]["lr"])
 
     def state(self) -> dict[str, Any]:
@@ -61,14 +70,20 @@ class LearningRateSchedule:
             "total_steps": self.total_steps,
             "warmup_steps": self.warmup_steps,
             "min_lr": self.min_lr,
+            **({"phase_peaks": [list(pair) for pair in self.phase_peaks]} if self.phase_peaks else {}),
         }
 
 
-def build_schedule(config: ScheduleConfig, *, total_steps: int, origins: Origins | None = None) -> LearningRateSchedule:
+def build_schedule(
+    config: ScheduleConfig, *, total_steps: int, phases: Sequence[Phase] = (), origins: Origins | None = None
+) -> LearningRateSchedule:
     """A schedule from its config; `warmup` is a number of steps (int) or a fraction of the run (float below 1).
 
+    Args:
+        phases: those of a plan, with their steps.
+
     Raises:
-        ConfigError: a warm-up as long as the run.
+        ConfigError: a warm-up as long as the run, or the rate of a phase below the one that the decay ends at.
     """
     warmup = config.warmup
     warmup_steps = warmup if isinstance(warmup, int) else round(warmup * total_steps)
@@ -79,4 +94,16 @@ def build_schedule(config: ScheduleConfig, *, total_steps: int, origins: Origins
             possible=f"0 to {total_steps - 1} steps, or a fraction below 1.0 such as 0.1",
             fix="shorten `schedule.warmup` or train longer",
         )
-    return LearningRateSchedule(config.name, total_steps, warmup_steps, config.min_lr)
+    low = [phase for phase in phases if phase.lr is not None and phase.lr < config.min_lr]
+    if low:
+        raise ConfigError.from_problems(
+            Problem(
+                f"lr {phase.lr:g} of the phase at {phase.at} is below `schedule.min_lr` {config.min_lr:g}",
+                str(phase.origin),
+                "rates from min_lr on; min_lr is absolute, not a fraction",
+                "raise this lr or lower min_lr",
+            )
+            for phase in low
+        )
+    peaks = tuple((phase.step, phase.lr) for phase in phases if phase.lr is not None and phase.step is not None)
+    return LearningRateSchedule(config.name, total_steps, warmup_steps, config.min_lr, peaks)

@@ -28,6 +28,7 @@ class TrainState:
         stopped_early: patience was used up after `done` steps.
         metrics: numbers of the last evaluation.
         frozen: digest of the frozen parameters that the run trains beside; empty with `prove: false`.
+        waiting: conditional tensors without a gradient so far, by when each must have one; None with `prove: false`.
         held_out: what the caller has to say of the validation and test data, JSON-ready, for evaluations to come.
     """
 
@@ -41,6 +42,7 @@ class TrainState:
     stopped_early: bool = False
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     frozen: str = ""
+    waiting: dict[str, int | None] | None = None
     held_out: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -60,6 +62,7 @@ class TrainState:
             "data": self.data,
             "batch_size": self.batch_size,
             "frozen": self.frozen,
+            "waiting": self.waiting,
             "held_out": self.held_out,
             **({} if self.watch is None else self.watch.state()),
         }
@@ -97,7 +100,8 @@ class TrainState:
             CheckpointError: the trained part of the checkpoint was trained beside other frozen parameters.
         """
         before = (progress or {}).get("frozen", "")
-        if before and before != digest:
+        # Digests of another scheme (the part before the colon) cannot be compared; the base's fingerprint was.
+        if before.partition(":")[0] == digest.partition(":")[0] and before != digest:
             raise CheckpointError(
                 "the frozen part is not bit for bit the one that the checkpoint was trained beside",
                 where=str(source),

@@ -4,8 +4,8 @@ Knows only `torch.nn`: nothing of selectors, plans or adapters.
 """
 
 from frostline.tree.flags import set_trainable
-from frostline.tree.hashing import tensor_checksum, tensor_digest
-from frostline.tree.local import is_distributed, is_trainable_dtype, local_parts, stored_dtype
+from frostline.tree.hashing import tensor_checksum, tensor_checksums, tensor_digest
+from frostline.tree.local import is_distributed, is_trainable_dtype, local_part, local_parts, stored_dtype
 from frostline.tree.tree import BufferRef, ModuleRef, ModuleTree, ParamRef, PlannedParam
 from frostline.tree.walk import (
     canonical_named_buffers,
@@ -40,12 +40,14 @@ __all__ = [
     "is_fully_sharded",
     "is_trainable_dtype",
     "join_path",
+    "local_part",
     "local_parts",
     "model_class",
     "set_trainable",
     "shard_groups",
     "stored_dtype",
     "tensor_checksum",
+    "tensor_checksums",
     "tensor_digest",
     "unwrap",
     "wrapped_child",

@@ -122,27 +122,27 @@ class ModuleTree:
                 _close(modules[open_modules.pop()], index, len(params))
             parent = open_modules[-1] if open_modules else -1
             is_adapter = (parent >= 0 and modules[parent].is_adapter) or isinstance(module, AdapterPart)
-            ref = ModuleRef(path, module, parent, is_adapter, param_start=len(params))
-            for name, param in module._parameters.items():
-                if param is not None:
+            start = len(params)
+            if module._parameters:
+                prefix = path + "." if path else ""
+                for name, param in module._parameters.items():
+                    if param is None:
+                        continue
+                    full = prefix + name
                     if is_lazy(param):
-                        raise _uninitialized(join_path(path, name), module)
+                        raise _uninitialized(full, module)
                     if at_rest:
                         param = at_rest.get(id(param), param)
+                    dtype = stored_dtype(param)
                     params.append(
-                        ParamRef(
-                            join_path(path, name),
-                            index,
-                            param,
-                            tuple(param.shape),
-                            stored_dtype(param),
-                            param.requires_grad,
-                            is_adapter,
-                        )
+                        ParamRef(full, index, param, tuple(param.shape), dtype, param.requires_grad, is_adapter)
                     )
-            ref.own_param_end = len(params)
-            modules.append(ref)
-            open_modules.append(index)
+            if module._modules:
+                open_modules.append(index)
+                modules.append(ModuleRef(path, module, parent, is_adapter, 0, start, len(params)))
+            else:  # most modules of a large model: closed at once
+                end = len(params)
+                modules.append(ModuleRef(path, module, parent, is_adapter, index + 1, start, end, end))
         for index in open_modules:
             _close(modules[index], len(modules), len(params))
         if len(tree.module_index) < len(modules):
@@ -185,6 +185,9 @@ class ModuleTree:
     @cached_property
     def names_of_tensor(self) -> Mapping[int, tuple[int, ...]]:
         """First parameter index of a tensor -> indices of all its names; only tensors with several names."""
+        ids = [id(ref.param) for ref in self.params if ref.param is not None]
+        if len(set(ids)) == len(ids):
+            return {}
         by_id: dict[int, list[int]] = {}
         for index, ref in enumerate(self.params):
             if ref.param is not None:

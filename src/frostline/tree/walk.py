@@ -63,11 +63,14 @@ def canonical_named_parameters(model: nn.Module, *, unique: bool = False) -> Ite
     seen: set[int] = set()
     at_rest = parameters_at_rest(model)
     for path, module in canonical_named_modules(model):
+        if not module._parameters:
+            continue
+        prefix = path + "." if path else ""
         for name, param in module._parameters.items():
             if param is None or (unique and id(param) in seen):
                 continue
             seen.add(id(param))
-            yield join_path(path, name), at_rest.get(id(param), param) if at_rest else param
+            yield prefix + name, at_rest.get(id(param), param) if at_rest else param
 
 
 def canonical_named_buffers(model: nn.Module, *, persistent_only: bool = False) -> Iterator[tuple[str, Tensor]]:

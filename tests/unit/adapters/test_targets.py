@@ -30,7 +30,9 @@ ALL = ["layers.0.q_proj", "layers.0.v_proj", "layers.1.q_proj", "layers.1.v_proj
 
 def test_case_90_all_linear_leaves_out_the_output_head_and_says_so(net: Any) -> None:
     assert paths(net) == ALL
-    assert "the output head (name it in target_modules instead of all-linear to adapt it): lm_head" in notes(net)
+    assert "the output head (name it in target_modules instead of all-linear to adapt it): 1 module (lm_head)" in notes(
+        net
+    )
     assert paths(net, ["lm_head"]) == ["lm_head"]
 
 
@@ -45,7 +47,7 @@ def test_case_59_a_head_that_trains_in_full_is_not_adapted(net: Any) -> None:
     model, plan = prepare(net, peft=LoRA(), new=new)
     assert [path for path in plan.trainable if "classifier" in path] == new
     assert "classifier" not in adapters_of(model)["default"].targets
-    assert any("trained in full: classifier" in note for note in plan.notes)
+    assert any("trained in full: 1 module (classifier)" in note for note in plan.notes)
 
 
 def test_a_module_of_which_only_the_bias_trains_is_adapted(net: Any) -> None:
@@ -61,7 +63,7 @@ def test_a_new_head_that_stays_frozen_is_not_said_to_train(net: Any, frozen: Any
     model, plan = prepare(net, peft=LoRA(), freeze_config=config, new=["classifier.weight", "classifier.bias"])
     assert "classifier" not in adapters_of(model)["default"].targets
     assert not any("trained in full" in note for note in plan.notes)
-    assert "not adapted, inside freeze_modules: classifier" in plan.notes
+    assert "not adapted, inside freeze_modules: 1 module (classifier)" in plan.notes
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ def test_a_weight_that_is_computed_counts_as_trained_where_its_parameters_are(ne
     parametrize(net.layers[0].q_proj)
     model, plan = prepare(net, peft=LoRA(), freeze_config={"unfreeze_modules": [{"path": "layers.0.q_proj"}]})
     assert adapters_of(model)["default"].targets == tuple(ALL[1:])
-    assert "not adapted, trained in full: layers.0.q_proj" in plan.notes
+    assert "not adapted, trained in full: 1 module (layers.0.q_proj)" in plan.notes
 
 
 def test_a_shared_module_with_a_computed_weight_is_not_tied_to_itself(net: Any) -> None:
@@ -129,7 +131,7 @@ def test_an_exclude_that_takes_no_target_away_is_an_error(net: Any, targets: Any
 
 def test_the_output_head_may_be_excluded_although_all_linear_leaves_it_out(net: Any) -> None:
     assert paths(net, exclude_modules=["lm_head"]) == ALL
-    assert "exclude_modules: lm_head" in notes(net, exclude_modules=["lm_head"])
+    assert "exclude_modules: 1 module (lm_head)" in notes(net, exclude_modules=["lm_head"])
 
 
 @pytest.mark.parametrize("excluded", [{"type": "Linear"}, ["layers"]])
@@ -346,7 +348,7 @@ def test_a_layer_without_elements_is_named(net: Any, shape: tuple[int, int]) -> 
     net.empty = nn.Linear(*shape)
     with pytest.raises(AdapterError, match=r"empty cannot be adapted(.|\n)*its weight has no elements(.|\n)*exclude"):
         prepare(net, peft=LoRA(target_modules=["empty"]))
-    assert "its weight has no elements, so that there is nothing to adapt: empty" in notes(net)
+    assert "its weight has no elements, so that there is nothing to adapt: 1 module (empty)" in notes(net)
 
 
 def test_a_rank_above_the_smaller_side_is_noted(net: Any) -> None:

@@ -112,7 +112,8 @@ def test_refused_at_any_level(section: str | None, key: str) -> None:
         ("lora_target_linear", True, "write peft: {target_modules: all-linear}"),
         ("lora_target_linear", False, "remove `lora_target_linear`: false is what happens without it"),
         ("val_set_size", 0.05, "write data: {validation: 0.05}"),
-        ("freeze_vision_tower", True, 'write freeze_config: {freeze_modules: ["vision*"]}, or add it to the list'),
+        ("freeze_vision_model", True, 'write freeze_config: {freeze_modules: ["vision*"]}, or add it to the list'),
+        ("freeze_vision_tower", True, "move it: freeze_config: {freeze_vision_tower: true}"),  # a key of ours
         ("freeze_lm_head", False, "remove `freeze_lm_head`"),
         ("early_stopping_patience", 3, "write evaluation: {early_stopping: {patience: 3}}"),
         ("gradient_accumulation_steps", 4, "set `training.batch_size` instead"),

@@ -10,7 +10,15 @@ import pytest
 from frostline.config import load_yaml
 from frostline.config.origin import Origin, Origins
 from frostline.errors import SelectorError
-from frostline.selectors import Selector, parse_selector, parse_selectors, register_kind, selector_problems
+from frostline.selectors import (
+    OF_FROZEN,
+    OF_TRAINED,
+    Selector,
+    parse_selector,
+    parse_selectors,
+    register_kind,
+    selector_problems,
+)
 from frostline.selectors.selector import _KINDS
 
 
@@ -38,6 +46,20 @@ def test_all_kinds_and_modifiers_print_as_written() -> None:
     assert full.excepts == parse_selectors(["head", {"glob": "*.o"}])
     assert not full.optional
     assert parse_selector({"path": "a", "optional": True}).optional
+
+
+def test_modifiers_of_one_list_are_read_where_the_list_says_so() -> None:
+    (frozen,) = parse_selectors({"path": "a", "frozen_mode": "train"}, also=OF_FROZEN)
+    assert (frozen.frozen_mode, frozen.conditional) == ("train", False)
+    (trained,) = parse_selectors({"path": "a", "conditional": True}, also=OF_TRAINED)
+    assert (trained.frozen_mode, trained.conditional) == (None, True)
+    assert trained != parse_selector({"path": "a"})
+    for value in ("on", None, "Eval", ["eval"], True):
+        with pytest.raises(SelectorError, match=r"`frozen_mode` is .*\n.*\n.*eval .* or train"):
+            parse_selectors({"path": "a", "frozen_mode": value}, also=OF_FROZEN)
+    for value in ("true", None, 1):
+        with pytest.raises(SelectorError, match=r"`conditional` is .*\n.*\n.*true or false"):
+            parse_selectors({"path": "a", "conditional": value}, also=OF_TRAINED)
 
 
 def test_equality_ignores_where_it_was_written() -> None:
@@ -88,6 +110,10 @@ def test_equality_ignores_where_it_was_written() -> None:
         ({"layers": "::0"}, "a step of 0 goes nowhere"),
         ({"layers": 0, "of": 3}, "`of` is 3, but it takes text"),
         ({"path": "a", "optional": "yes"}, "`optional` is 'yes'"),
+        ({"path": "a", "optional": None}, "`optional` is null"),
+        ({"path": "a", "conditional": True}, "`conditional` has no meaning here[\\s\\S]*peft.target_modules"),
+        ({"path": "a", "frozen_mode": "eval"}, "`frozen_mode` has no meaning here[\\s\\S]*freeze_modules"),
+        ({"conditional": True}, r"names no kind of selector \(keys: conditional\)"),
         ({"path": "a", "within": {"param": "*"}}, "`within` needs modules"),
         ({"path": "a", "within": ["b"]}, r"\['b'\] is not a selector"),
         ({"path": "a", "except": None}, "null is not a selector"),

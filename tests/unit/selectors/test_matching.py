@@ -310,8 +310,18 @@ def test_adapters_are_reached_by_param_only() -> None:
         ({"param": "*.bais"}, "matched 0 parameters[\\s\\S]*nearest: .*bias"),
         # a parameter where a module is meant
         ("lm_head.weight", r'names a parameter[\s\S]*write \{param: "lm_head\.weight"\}'),
-        ("bias", r'names a parameter[\s\S]*write \{param: "\*\.bias"\}'),
-        ("mlp.weight", r'names a parameter[\s\S]*write \{param: "\*\.mlp\.weight"\}'),
+        ("bias", r'names parameters[\s\S]*write \{param: "\*\.bias"\}'),
+        ("mlp.weight", r'names parameters[\s\S]*write \{param: "\*\.mlp\.weight"\}'),
+        ("*.bias", r'names parameters[\s\S]*write \{param: "\*\.bias"\}'),
+        ("norm.[wb]*", r'names parameters[\s\S]*and 27 more[\s\S]*write \{param: "\*\.norm\.\[wb\]\*"\}'),
+        ({"glob": "*.mlp.weight"}, r'names parameters[\s\S]*write \{param: "\*\.mlp\.weight"\}'),
+        ({"glob": "lm_head.w*"}, r'names a parameter,[\s\S]*write \{param: "lm_head\.w\*"\}'),
+        ({"path": "lm_head.weight"}, r'names a parameter,[\s\S]*write \{param: "lm_head\.weight"\}'),
+        ({"regex": r"lm_head\.weight"}, r'names a parameter,[\s\S]*write \{param: "lm_head\.weight"\}'),
+        (
+            {"regex": r".*\.bias"},
+            r"names parameters[\s\S]*write \{param: \"model\.language_model\.layers\.0\..*, and so on",
+        ),
         # a tail where the full path is meant
         ({"param": "mlp.weight"}, r'covers the full path[\s\S]*write \{param: "\*\.mlp\.weight"\}'),
         ({"param": "*.lm_head.weight"}, r'covers the full path[\s\S]*write \{param: "lm_head\.weight"\}'),

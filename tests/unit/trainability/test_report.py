@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from frostline import LoRA, TrainabilityPlan, resolve
-from frostline.trainability.report import table_rows
+from frostline.trainability.table import table_rows
 
 from .conftest import encoder
 

@@ -13,9 +13,10 @@ from frostline.selectors import parse_selectors
 from frostline.trainability import FreezeRules, parse_freeze_config
 
 
-def test_no_block_an_empty_block_and_empty_lists_select_nothing() -> None:
-    assert parse_freeze_config(None) == parse_freeze_config({}) == FreezeRules()
+def test_no_block_and_empty_lists_select_nothing() -> None:
+    assert parse_freeze_config(None) == FreezeRules()
     assert parse_freeze_config({"freeze_modules": [], "unfreeze_modules": []}) == FreezeRules()
+    assert parse_freeze_config({}) != FreezeRules()  # a legacy block: test_legacy
 
 
 def test_every_key_is_read() -> None:

@@ -225,9 +225,9 @@ def test_a_packed_tensor_that_poses_as_float_is_seen_through() -> None:
     bound = plan.bind(model, step="quantization")
     assert bound == plan
     part = FrozenPart(model, bound)
-    assert part.changed() == [] == part.written()
+    assert part.changed() == []
     model.embed.weight.packed.add_(1)
-    assert part.changed() == ["embed.weight"] == part.changed_by_checksum()
+    assert part.changed() == ["embed.weight"]
     model.head.weight = nn.Parameter(Posing(torch.randn(3, 4)), requires_grad=False)
     with pytest.raises(fl.PlanMismatchError, match=r"head\.weight is to train, but its dtype is int8 now"):
         bound.bind(model, step="quantization")

@@ -180,6 +180,7 @@ class Toy:
         name: str | None = None,
         mode: str = "new",
         resume_from: Path | None = None,
+        allow_plan_change: bool = False,
         num_train: int = 21,
         num_validation: int = 5,
         terminal: bool = False,
@@ -202,6 +203,7 @@ class Toy:
                 run=run,
                 base=self.base,
                 resume_from=resume_from,
+                allow_plan_change=allow_plan_change,
                 console=Console(file=out, width=200, force_terminal=terminal),
             )
         return Outcome(result, model, out.getvalue(), path)

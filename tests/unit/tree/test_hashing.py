@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from frostline.tree import tensor_checksum, tensor_digest
-from frostline.tree.hashing import _CHUNK_ELEMENTS
+from frostline.tree import tensor_checksum, tensor_checksums, tensor_digest
+from frostline.tree.hashing import _CHUNK_ELEMENTS, _WORDS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])
@@ -46,7 +46,30 @@ def test_a_checksum_sees_any_changed_element(dtype: torch.dtype, count: int) -> 
 
 
 def test_a_checksum_takes_scalars_views_and_other_layouts() -> None:
-    assert int(tensor_checksum(torch.tensor(3))) == 3
+    assert int(tensor_checksum(torch.tensor(3))) == int(tensor_checksum(torch.tensor([3])))
     tensor = torch.arange(12, dtype=torch.float32).reshape(3, 4)
     assert int(tensor_checksum(tensor.t())) == int(tensor_checksum(tensor.t().contiguous()))
     assert int(tensor_checksum(tensor.flatten()[1:])) == int(tensor_checksum(tensor.flatten()[1:].clone()))
+
+
+@pytest.mark.parametrize("count", [16, 2 * _WORDS, 6 * _WORDS + 5])
+def test_a_checksum_sees_elements_that_change_places(count: int) -> None:
+    tensor = torch.arange(count, dtype=torch.float32)
+    before = int(tensor_checksum(tensor))
+    for left, right in ((0, 1), (1, 3), (0, count - 1), (2, count // 2)):
+        other = tensor.clone()
+        other[left], other[right] = tensor[right], tensor[left]
+        assert int(tensor_checksum(other)) != before, (left, right)
+    assert int(tensor_checksum(tensor.flip(0))) != before
+    assert int(tensor_checksum(tensor.roll(2 * _WORDS))) != before or count <= 2 * _WORDS
+
+
+def test_zeros_at_the_end_count() -> None:
+    assert len({int(tensor_checksum(torch.zeros(count))) for count in (0, 1, 2, 3, 4, 100)}) == 6
+
+
+def test_many_checksums_at_once_leave_out_what_has_no_bits() -> None:
+    tensors = {"a": torch.ones(3), "b": torch.ones(3, device="meta"), "c": torch.ones(3)}
+    found = tensor_checksums(tensors)
+    assert list(found) == ["a", "c"]
+    assert found["a"] == found["c"] == int(tensor_checksum(torch.ones(3)))

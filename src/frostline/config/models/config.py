@@ -15,7 +15,7 @@ from frostline.config.models.run import CheckpointConfig, EvaluationConfig, Trac
 from frostline.config.models.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from frostline.config.origin import join_keys
 from frostline.config.recipe_names import ALIASES, describe_recipe_names, is_recipe_name, recipe_names
-from frostline.config.section import Expects, Fault, Section
+from frostline.config.section import Expects, Fault, Section, never_null
 from frostline.config.wording import is_number, show
 
 # Keys that only one recipe reads; setting them with the other would be silently without effect.
@@ -62,7 +62,9 @@ class Config(Section):
     )
     model: ModelConfig = Field(description=ModelConfig.__doc__)
     tokenizer: TokenizerConfig = Field(default=TokenizerConfig(), description=TokenizerConfig.__doc__)
-    freeze_config: FreezeConfig = Field(default=FreezeConfig(), description=FreezeConfig.__doc__)
+    freeze_config: FreezeConfig | None = Field(
+        default=None, json_schema_extra=never_null, description=FreezeConfig.__doc__
+    )
     peft: Peft | None = Field(default=None, description=PeftConfig.__doc__)
     data: DataConfig = Field(description=DataConfig.__doc__)
     training: TrainingConfig = Field(default=TrainingConfig(), description=TrainingConfig.__doc__)
@@ -89,6 +91,13 @@ class Config(Section):
 
     @classmethod
     def faults(cls, given: Mapping[str, Any]) -> Iterator[Fault]:
+        if "freeze_config" in given and given["freeze_config"] is None:
+            yield Fault(
+                ("freeze_config",),
+                "`freeze_config` cannot be null: an empty block and no block mean different things",
+                "a mapping with keys such as freeze_modules",
+                "indent its keys below `freeze_config:`, or remove the line (on the command line too)",
+            )
         recipe = given.get("recipe")
         for owner, keys in _ONLY_FOR.items():
             if not isinstance(recipe, str) or recipe not in _ONLY_FOR or recipe == owner:

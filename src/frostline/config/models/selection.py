@@ -17,7 +17,7 @@ _ONE = {
             "type": "object",
             "minProperties": 1,
             "description": "One kind: path, glob, regex, type, layers (with of) or param; modifiers within, except, "
-            "optional.",
+            "optional; frozen_mode in freeze_modules, conditional in unfreeze_modules and target_modules.",
         },
     ]
 }

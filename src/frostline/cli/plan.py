@@ -1,0 +1,145 @@
+"""`frostline plan`: the screen, JSON, the page, and the comparison with another plan. No decisions live here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from frostline.checkpoint.json_file import read_json
+from frostline.errors import ConfigError
+from frostline.recipes import runs
+from frostline.recipes.config_checks import read_config
+from frostline.trainability import diff_plans, fold_differences
+
+if TYPE_CHECKING:
+    from frostline.trainability import Forecast
+
+_SIZES = ("dp_replicate", "dp_shard", "tp")
+_PAGE_MARK = '<meta name="generator" content="frostline plan">'
+
+
+def parse_devices(text: str) -> dict[str, int]:
+    """`dp_shard=8,tp=2` as arguments of `PlannedRun.forecast`.
+
+    Raises:
+        ConfigError: another key, a key twice, or no whole number of at least 1.
+    """
+    sizes: dict[str, int] = {}
+    for item in text.split(","):
+        key, _, value = (part.strip() for part in item.partition("="))
+        if (
+            key not in _SIZES
+            or f"{key}_size" in sizes
+            or not value.isdecimal()
+            or not value.isascii()
+            or int(value) < 1
+        ):
+            if key in _SIZES and f"{key}_size" in sizes:
+                what = f"`{key}` is given twice"
+            else:
+                what = f"cannot read {item.strip()!r}"
+            raise ConfigError(
+                what,
+                where=f"command line: --devices {text}",
+                possible="KEY=NUMBER, separated by commas; the keys are dp_replicate (DDP), dp_shard (FSDP2) and tp "
+                "(tensor parallel), the numbers whole and at least 1",
+                fix="write for example --devices dp_shard=8,tp=2",
+            )
+        sizes[f"{key}_size"] = int(value)
+    return sizes
+
+
+def require_page(file: Path) -> None:
+    """Before anything slow: `file` can be written, and nothing that is no plan page is lost.
+
+    Raises:
+        ConfigError: a folder, a missing or unwritable folder above it, or a file that is something else.
+    """
+    if file.is_dir() or not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
+        raise ConfigError(
+            f"cannot write a page to {file}" + (", which is a folder" if file.is_dir() else ""),
+            where="command line: --html",
+            possible="a file in a folder that exists and can be written",
+            fix="correct the path, or make the folder",
+        )
+    if file.exists() and not _is_page(file):
+        raise ConfigError(
+            f"the file {file} exists and is no page of `frostline plan`",
+            where="command line: --html",
+            possible="a file that is not there yet, or an earlier page, which is replaced",
+            fix="give another name, or move the file away",
+        )
+
+
+def _is_page(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as stream:
+        return _PAGE_MARK.encode() in stream.read(2_000)
+
+
+def other_plan(other: Path, overrides: Sequence[str], say: runs.Say) -> Mapping[str, Any]:
+    """The plan of `other` as JSON: of a config (resolved with the same overrides), a run folder, or a `plan.json`.
+
+    Raises:
+        ConfigError: there is nothing at `other`, or the folder is no run. CheckpointError: the file is no plan.
+    """
+    file = other / runs.PLAN_FILE if other.is_dir() else other
+    if other.is_dir() and not file.is_file():
+        raise ConfigError(
+            f"{other} is a folder without {runs.PLAN_FILE}",
+            where="command line: --diff",
+            possible="a config file, a run folder, or the plan.json of one",
+            fix="give one of these",
+        )
+    if file.suffix != ".json" or not file.exists():
+        return runs.plan_run(read_config(other, overrides), encode=False, say=say).plan.to_json()
+    return read_json(file, _plan_of, otherwise="give a config file or a run folder")
+
+
+def _plan_of(record: dict[str, Any]) -> dict[str, Any]:
+    if "trained" in record and "parameters" not in record:
+        raise ValueError(
+            "it is a checkpoint's record of what trains, without what is frozen; the run folder has the plan"
+        )
+    if record["format_version"] != 1:
+        raise ValueError(f"its format_version is {record['format_version']!r}, and this version reads 1")
+    for entry in record["parameters"].values():
+        if not {"trains", "rule", "shape"} <= entry.keys():
+            raise ValueError("a parameter without `trains`, `rule` or `shape`")
+    str(record["digest"])
+    return record
+
+
+def comparison(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, as_json: bool) -> str:
+    """What to print for `--diff`: one line for each set of parameters that are decided differently."""
+    differences = fold_differences(diff_plans(ours, theirs))
+    if as_json:
+        record = {
+            "format_version": 1,
+            "same": ours["digest"] == theirs["digest"],
+            "digest": ours["digest"],
+            "other_digest": theirs["digest"],
+            "differences": [
+                {"sign": line.sign, "path": line.path, "num_parameters": line.count, "what": line.what}
+                for line in differences
+            ],
+        }
+        return json.dumps(record, indent=1)
+    if differences:
+        return "\n".join(map(str, differences))
+    return f"the same parameters train ({ours['digest'][:8]})"
+
+
+def as_json(planned: runs.PlannedRun, devices: Forecast | None) -> str:
+    """What to print for `--json`."""
+    record = {
+        **planned.plan.to_json(),
+        "memory": planned.memory.to_json(),
+        **({"devices": devices.to_json()} if devices is not None else {}),
+        "facts": dict(planned.facts),
+    }
+    return json.dumps(record, indent=1)

@@ -1,0 +1,74 @@
+"""Which subtrees are held in evaluation mode while the rest trains. Reads the rows of a plan, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from frostline.trainability.decision import Decision
+from frostline.trainability.rows import ModuleRow
+
+
+def find_frozen_roots(
+    modules: Sequence[ModuleRow],
+    decisions: Iterable[Decision],
+    frozen_mode: str,
+    trained: Collection[str] | None = None,
+) -> tuple[str, ...]:
+    """Paths of the maximal subtrees that hold parameters of which none trains, and that are to stay still.
+
+    Args:
+        frozen_mode: mode of the modules of which no selector says another.
+        trained: paths that count as trained; None for those that the decisions let train.
+    """
+    frozen = _frozen_modules(modules, decisions, trained)
+    # Number of modules before each index that are to follow the model, so that a subtree is judged in one step.
+    following = [0] * (len(modules) + 1)
+    for index, row in enumerate(modules):
+        following[index + 1] = following[index] + ((row.frozen_mode or frozen_mode) != "eval")
+    roots: list[str] = []
+    index = 0
+    while index < len(modules):
+        end = modules[index].end
+        if frozen[index] and following[end] == following[index]:
+            roots.append(modules[index].path)
+            index = end
+        else:
+            index += 1
+    return tuple(roots)
+
+
+def _frozen_modules(
+    modules: Sequence[ModuleRow], decisions: Iterable[Decision], paths: Collection[str] | None
+) -> bytearray:
+    """Mask: inside a subtree with parameters of which none trains. A dropout there is frozen, elsewhere it is not."""
+    total, trained = [0] * (len(modules) + 1), [0] * (len(modules) + 1)
+    owner_of = {row.path: index for index, row in enumerate(modules)}
+    for entry in decisions:
+        trains = entry.trains if paths is None else entry.path in paths
+        for name in (entry.path, *entry.aliases):
+            owner = _owner(name, owner_of)
+            total[owner + 1] += 1
+            trained[owner + 1] += int(trains or entry.kind == "adapter")
+    for index in range(len(modules)):
+        total[index + 1] += total[index]
+        trained[index + 1] += trained[index]
+    frozen = bytearray(len(modules))
+    index = 0
+    while index < len(modules):
+        end = modules[index].end
+        if trained[end] == trained[index] and total[end] > total[index]:
+            frozen[index:end] = b"\x01" * (end - index)
+            index = end
+        else:
+            index += 1
+    return frozen
+
+
+def _owner(name: str, owner_of: Mapping[str, int]) -> int:
+    """Index of the module that holds parameter `name`; a planned adapter parameter counts for its base module."""
+    path = name
+    while path:
+        path = path.rpartition(".")[0]
+        if path in owner_of:
+            return owner_of[path]
+    return 0
