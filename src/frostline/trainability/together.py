@@ -80,7 +80,7 @@ def _different_plans(plan: TrainabilityPlan, together: Agreement, digests: list[
     """The error, with what differs from process 0: every process knows of it, so that one more exchange is safe."""
     ours = plan.whole.to_json()
     theirs = together.gather(ours)[0]
-    lines = diff_plans(theirs, ours)
+    lines = [str(line) for line in diff_plans(theirs, ours)]
     shown = lines[:_MAX_LINES] + ([f"and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else [])
     plans = ", ".join(f"process {process_rank}: {digest[:8]}" for process_rank, digest in enumerate(digests))
     return PlanMismatchError(
