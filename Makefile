@@ -19,7 +19,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-kill test test-full lint types imports format docs bench env demo-env clean
+.PHONY: help demo demo-kill test test-full lint types imports browser format docs bench env demo-env clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -30,10 +30,10 @@ demo: $(DEMO_VENV)/.installed ## fine-tune MiniLM on BBC news topics with LoRA: 
 demo-kill: $(DEMO_VENV)/.installed ## the same run, killed in the middle and resumed: two equal hashes
 	HF_HUB_OFFLINE=1 $(DEMO_VENV)/bin/python examples/demo_kill.py
 
-test: $(VENV)/.installed lint types imports ## everything that .ci/run runs
+test: $(VENV)/.installed browser lint types imports ## everything that .ci/run runs
 	$(PYTEST) $(PYTEST_FLAGS)
 
-test-full: $(VENV)/.installed lint types imports ## the same with the long campaigns
+test-full: $(VENV)/.installed browser lint types imports ## the same with the long campaigns
 	HYPOTHESIS_PROFILE=search $(PYTEST) -m "" $(PYTEST_FLAGS)
 
 lint: $(VENV)/.installed ## ruff: rules and format
@@ -45,6 +45,9 @@ types: $(VENV)/.installed ## pyright, strict on src
 
 imports: $(VENV)/.installed ## import contracts: which layer may import which
 	$(VENV)/bin/lint-imports --no-cache
+
+browser: ## a Chromium for the tests of the page of a plan, where one can be had
+	@bash scripts/install_browser.sh
 
 format: $(VENV)/.installed ## fix what ruff can fix
 	$(VENV)/bin/ruff check --fix .

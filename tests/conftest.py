@@ -30,6 +30,16 @@ hypothesis.settings.register_profile("search", derandomize=False)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say aloud what a machine could not test: a skip is one letter among thousands."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if "tests/browser" in report.nodeid]
+    if skipped:
+        reason = str(skipped[0].longrepr[-1] if isinstance(skipped[0].longrepr, tuple | list) else skipped[0].longrepr)
+        terminalreporter.section("NOT TESTED", sep="!", yellow=True, bold=True)
+        terminalreporter.line(f"{len(skipped)} tests of the page of a plan did not run. {reason}")
+        terminalreporter.line("Install one (Debian: apt-get install chromium), or name it in FROSTLINE_CHROMIUM.")
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root folder of the checkout."""

@@ -38,7 +38,7 @@ from frostline.trainability import (
     reach_of,
     resolve_plan,
 )
-from frostline.tree import ModuleTree, canonical_named_parameters, is_fully_sharded, set_trainable
+from frostline.tree import ModuleTree, canonical_named_parameters, collector_paused, is_fully_sharded, set_trainable
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -133,6 +133,7 @@ def release(model: nn.Module) -> None:
     detach_plan(model)
 
 
+@collector_paused()
 def _resolve(
     model: nn.Module,
     freeze_config: Mapping[str, Any] | FreezeRules | None,
@@ -173,7 +174,7 @@ def _resolve(
     _require_known(new_paths, tree)
     if adapter is None:  # whatever the model's adapter is called
         adapter = next(iter(adapters_of(model)), DEFAULT_NAME)
-    flags = built_flags(model) or {ref.path: ref.requires_grad for ref in tree.params if not ref.is_adapter}
+    flags = built_flags(model)  # None: the tree's are those that the model came with
     targets = None
     additions = None
     if method is not None:
@@ -245,7 +246,7 @@ def _differences(present: Mapping[str, InjectedAdapter], method: PEFT, targets: 
 
 
 def _require_known(new: frozenset[str], tree: ModuleTree) -> None:
-    unknown = sorted(new - tree.param_index.keys())
+    unknown = sorted(new - tree.param_index.keys()) if new else []
     if unknown:
         raise ConfigError(
             f"{', '.join(unknown)} in `new`, but the model has no such parameter",

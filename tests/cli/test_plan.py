@@ -74,6 +74,95 @@ def test_diff_with_a_broken_config_names_that_file(bench: Any) -> None:
     assert "two.yaml, line" in bench.refused("plan", "one.yaml", "--diff", "two.yaml").part("where")
 
 
+def test_equal_differences_are_one_line_with_both_rules(bench: Any) -> None:
+    bench.config("one.yaml", peft=None, freeze_config={"freeze_modules": ["bert"]})
+    bench.config("two.yaml", peft=None, freeze_config={"freeze_modules": ["bert"], "unfreeze_modules": ["query"]})
+    lines = planned(bench, "one.yaml", "--diff", "two.yaml").splitlines()
+    assert len(lines) == 2  # weight and bias of both layers
+    assert lines[0].startswith("~ bert.encoder.layer.0-1.attention.self.query.weight (2 parameters): frozen -> trained")
+    assert 'freeze_modules "bert" -> line' in lines[0]
+    assert 'unfreeze_modules "query")' in lines[0]
+
+
+def test_diff_takes_a_run_folder_and_its_plan(bench: Any, finished: Path) -> None:
+    bench.config("other.yaml", peft={"rank": 4})
+    for other in (finished, finished / "plan.json"):
+        assert "the same parameters train" in planned(bench, "config.yaml", "--diff", str(other))
+        assert "shape [4, 16] -> [2, 16]" in planned(bench, "other.yaml", "--diff", str(other))
+    record = json.loads(planned(bench, "other.yaml", "--diff", str(finished), "--json"))
+    assert record["same"] is False
+    assert record["digest"] != record["other_digest"]
+    first = record["differences"][0]
+    assert first["sign"] == "~"
+    assert first["num_parameters"] == 2
+    assert first["path"] == "bert.encoder.layer.0-1.attention.self.query.lora_A.default.weight"
+
+
+def test_diff_with_something_else_says_what_it_takes(bench: Any, finished: Path) -> None:
+    bench.write("empty/.keep", "")
+    bench.write("broken.json", "{")
+    bench.write("foreign.json", '{"format_version": 1, "parameters": {"a": {"trains": true}}, "digest": "x"}')
+    newer = json.loads((finished / "plan.json").read_text()) | {"format_version": 9}
+    bench.write("newer.json", json.dumps(newer))
+    assert "a run folder" in bench.refused("plan", "config.yaml", "--diff", "empty").part("possible")
+    assert "is damaged" in bench.refused("plan", "config.yaml", "--diff", "broken.json").error
+    assert "without `trains`" in bench.refused("plan", "config.yaml", "--diff", "foreign.json").error
+    assert "format_version is 9" in bench.refused("plan", "config.yaml", "--diff", "newer.json").error
+    step = next((finished / "checkpoints").glob("step-*/plan.json"))
+    assert "record of what trains" in bench.refused("plan", "config.yaml", "--diff", str(step)).error
+    assert "nothing.yaml" in bench.refused("plan", "config.yaml", "--diff", "nothing.yaml").error
+
+
+def test_the_page_is_written_whole_and_an_earlier_one_replaced(bench: Any) -> None:
+    bench.config()
+    outcome = bench.run("plan", "config.yaml", "--html", "plan.html", "--devices", "dp_shard=2")
+    assert outcome.status == 0, outcome.err
+    page = (bench.folder / "plan.html").read_text(encoding="utf-8")
+    assert "each of 2 devices" in page
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page
+    assert bench.run("plan", "config.yaml", "peft.rank=4", "--html", "plan.html").status == 0
+    assert "LoRA r4" in (bench.folder / "plan.html").read_text(encoding="utf-8")
+    assert sorted(path.name for path in bench.folder.iterdir()) == ["config.yaml", "plan.html"]
+
+
+def test_the_page_takes_the_place_of_nothing_else(bench: Any) -> None:
+    bench.config()
+    bench.write("mine.html", "<p>mine</p>")
+    (bench.folder / "folder").mkdir()
+    assert "is no page of" in bench.refused("plan", "config.yaml", "--html", "mine.html").error
+    assert "which is a folder" in bench.refused("plan", "config.yaml", "--html", "folder").error
+    missing = bench.refused("plan", "config.yaml", "--html", "missing/plan.html")
+    assert "a folder that exists" in missing.part("possible")
+
+
+def test_devices_forecast_bytes_on_each(bench: Any) -> None:
+    bench.config()
+    screen = planned(bench, "config.yaml", "--devices", "dp_shard=2, tp=2,dp_replicate=3")
+    assert "on each of 12 devices (DDP 3, FSDP2 2, TP 2)" in screen
+    record = json.loads(planned(bench, "config.yaml", "--json", "--devices", "dp_shard=2"))
+    assert record["devices"]["dp_shard_size"] == 2
+    assert record["memory"]["weights_bytes"] > record["devices"]["weights_bytes"] > 0
+    assert record["memory"]["adapters_bytes"] == 4 * (2 * 2 * 16 * 2)
+    alone = planned(bench, "config.yaml", "--devices", "dp_shard=1").splitlines()
+    assert any(line.startswith("device ") for line in alone)
+
+
+@pytest.mark.parametrize("value", ["", "8", "dp=8", "tp=0", "tp=-1", "tp=2.0", "tp=2,tp=4", "tp=²", "tp=two"])
+def test_devices_that_cannot_be_read_are_refused(bench: Any, value: str) -> None:
+    bench.config()
+    outcome = bench.refused("plan", "config.yaml", "--devices", value)
+    assert "dp_replicate (DDP), dp_shard (FSDP2) and tp" in outcome.part("possible")
+    assert "--devices" in outcome.part("where")
+
+
+@pytest.mark.parametrize("option", ["--json", "--html x.html", "--diff config.yaml", "--devices tp=2"])
+def test_a_config_that_cannot_be_read_ends_every_form_of_the_plan(bench: Any, option: str) -> None:
+    bench.config()
+    bench.config("wrong.yaml", peft={"rank": 0})
+    assert "wrong.yaml, line" in bench.refused("plan", "wrong.yaml", *option.split()).part("where")
+
+
 def test_data_shows_examples_as_the_model_sees_them(bench: Any) -> None:
     bench.config()
     shown = planned(bench, "config.yaml", "--data", "2")

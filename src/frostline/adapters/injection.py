@@ -14,7 +14,7 @@ from frostline.adapters.order import require_plain_weights, require_unwrapped
 from frostline.adapters.targets import Targets, find_targets
 from frostline.config.origin import Origins
 from frostline.errors import AdapterError
-from frostline.tree import ModuleTree, PlannedParam
+from frostline.tree import ModuleTree, PlannedParam, collector_paused
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
@@ -28,6 +28,7 @@ def planned_params(
     }
 
 
+@collector_paused()
 def inject(
     model: nn.Module,
     method: PEFT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 from torch import nn
 
@@ -21,7 +22,11 @@ _WEIGHT_NAMES = (
 
 def weights_of(tree: ModuleTree, index: int) -> list[int]:
     """Index of the parameter that is the weight of module `index`, or of those that its weight is computed from."""
-    path, known = tree.modules[index].path, tree.param_index
+    ref = tree.modules[index]
+    if ref.own_param_end == ref.param_end:  # nothing below it: the parametrizations of a weight would be
+        own, cut = range(ref.param_start, ref.own_param_end), len(ref.path) + 1 if ref.path else 0
+        return [number for number in own if tree.params[number].path[cut:] in _WEIGHT_NAMES]
+    path, known = ref.path, tree.param_index
     return [known[full] for name in _WEIGHT_NAMES if (full := join_path(path, name)) in known]
 
 
@@ -35,7 +40,7 @@ def obstacle(
         ties: identity of a tensor with several names -> indices of all of them.
     """
     ref = tree.modules[index]
-    if reader := next(filter(None, (reader_of(tree, other) for other in indices)), None):
+    for reader in filter(None, [reader_of(tree, other) for other in indices]):
         return f"{reader} reads its weight directly, so that an adapter would do nothing", "exclude_modules"
     if not ref.path:
         return "the root of the model cannot be adapted in place of itself", "wrap it in a parent module"
@@ -73,5 +78,11 @@ def _is_taken(module: nn.Module, name: str) -> bool:
     if name in module._modules:
         return not isinstance(module._modules[name], AdapterPart)
     # No hasattr on the instance: in a large model its misses cost more than the rest of the walk.
-    held = (module._parameters, module._buffers, module.__dict__)
-    return any(name in place for place in held) or hasattr(type(module), name)
+    if name in module._parameters or name in module._buffers or name in module.__dict__:
+        return True
+    return _class_has(type(module), name)
+
+
+@cache
+def _class_has(cls: type[nn.Module], name: str) -> bool:
+    return hasattr(cls, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -13,11 +13,12 @@ from frostline.config.origin import Origin, Origins
 from frostline.errors import AdapterError, Problem
 from frostline.selectors import OF_TRAINED, Selection, Selector, parse_selectors, require_matches
 from frostline.tree import ModuleTree
+from frostline.tree.records import quick_maker
 
 _MAX_NAMES = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Target:
     """One module to adapt: index in the tree, path, and the words and place of the selector that chose it.
 
@@ -29,6 +30,9 @@ class Target:
     chosen_by: str
     origin: Origin
     conditional: bool = False
+
+
+_make_target = quick_maker(Target)
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,7 @@ def find_targets(
     if problems:
         raise AdapterError.from_problems(_unique(problems))
     targets = tuple(
-        Target(index, tree.modules[index].path, *chosen[index], conditional=index in conditional)
-        for index in sorted(chosen)
+        _make_target(index, tree.modules[index].path, *chosen[index], index in conditional) for index in sorted(chosen)
     )
     notes = [f"not adapted, {reason}: {_counted(list(dict.fromkeys(paths)))}" for reason, paths in skips.items()]
     for index in sorted(chosen):
@@ -132,10 +135,10 @@ def _excludes(tree: ModuleTree, method: PEFT, origins: Origins) -> list[tuple[Se
 
 def _union(masks: Iterable[bytearray], size: int) -> bytearray:
     union = bytearray(size)
-    for mask in masks:
-        for index, is_set in enumerate(mask):
-            if is_set:
-                union[index] = 1
+    number = 0
+    for mask in masks:  # bytes of 0 and 1, as one long number each
+        number |= int.from_bytes(mask, "little")
+    union[:] = number.to_bytes(size, "little")
     return union
 
 
@@ -233,12 +236,11 @@ def _skip(
     skips: dict[str, list[str]],
 ) -> bool:
     """Whether the module under all its paths `indices` stays as it is; notes why. One path that says so is enough."""
-    weights = [weights_of(tree, index) for index in indices]
     if any(excluded[index] for index in indices):
         reason = "exclude_modules"
     elif all(index in required for index in indices):
         reason = f"stays frozen ({required[indices[0]]})"
-    elif any(own and all(trained[weight] for weight in own) for own in weights):
+    elif any(_all_set(trained, weights_of(tree, index)) for index in indices):
         reason = "trained in full"
     elif any(left_alone[index] for index in indices):
         reason = "inside freeze_modules"
@@ -248,6 +250,10 @@ def _skip(
         return False
     skips.setdefault(reason, []).append(tree.modules[indices[0]].path)
     return True
+
+
+def _all_set(mask: bytearray, indices: Sequence[int]) -> bool:
+    return bool(indices) and all(mask[index] for index in indices)
 
 
 def _is_adaptable(

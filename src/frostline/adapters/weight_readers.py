@@ -5,6 +5,11 @@ One table; a row names the parent class, the children concerned, and the code th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+
+from torch import nn
+
 from frostline.tree import ModuleTree
 
 # Parent class name -> names of children whose `.weight` it reads itself.
@@ -38,7 +43,14 @@ def reader_of(tree: ModuleTree, index: int) -> str | None:
     ref = tree.modules[index]
     if ref.parent < 0:
         return None
-    for base in type(tree.modules[ref.parent].module).__mro__:
-        if ref.name in WEIGHT_READERS.get(base.__name__, ()):
-            return base.__name__
-    return None
+    return _read_by(type(tree.modules[ref.parent].module)).get(ref.name)
+
+
+@cache
+def _read_by(cls: type[nn.Module]) -> Mapping[str, str]:
+    """Name of each child whose weight a module of this class reads -> the class that does, the nearest first."""
+    read: dict[str, str] = {}
+    for base in cls.__mro__:
+        for child in WEIGHT_READERS.get(base.__name__, ()):
+            read.setdefault(child, base.__name__)
+    return read

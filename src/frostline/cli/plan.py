@@ -8,17 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from frostline.checkpoint.atomic import write_file
 from frostline.checkpoint.json_file import read_json
 from frostline.errors import ConfigError
 from frostline.recipes import runs
 from frostline.recipes.config_checks import read_config
 from frostline.trainability import diff_plans, fold_differences
+from frostline.trainability.page import PAGE_MARK
 
 if TYPE_CHECKING:
     from frostline.trainability import Forecast
 
 _SIZES = ("dp_replicate", "dp_shard", "tp")
-_PAGE_MARK = '<meta name="generator" content="frostline plan">'
 
 
 def parse_devices(text: str) -> dict[str, int]:
@@ -30,19 +31,11 @@ def parse_devices(text: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for item in text.split(","):
         key, _, value = (part.strip() for part in item.partition("="))
-        if (
-            key not in _SIZES
-            or f"{key}_size" in sizes
-            or not value.isdecimal()
-            or not value.isascii()
-            or int(value) < 1
-        ):
-            if key in _SIZES and f"{key}_size" in sizes:
-                what = f"`{key}` is given twice"
-            else:
-                what = f"cannot read {item.strip()!r}"
+        is_twice = f"{key}_size" in sizes
+        is_number = value.isascii() and value.isdecimal() and int(value) >= 1
+        if key not in _SIZES or is_twice or not is_number:
             raise ConfigError(
-                what,
+                f"`{key}` is given twice" if is_twice else f"cannot read {item.strip()!r}",
                 where=f"command line: --devices {text}",
                 possible="KEY=NUMBER, separated by commas; the keys are dp_replicate (DDP), dp_shard (FSDP2) and tp "
                 "(tensor parallel), the numbers whole and at least 1",
@@ -78,7 +71,7 @@ def _is_page(file: Path) -> bool:
     if not file.is_file():
         return False
     with file.open("rb") as stream:
-        return _PAGE_MARK.encode() in stream.read(2_000)
+        return PAGE_MARK.encode() in stream.read(2_000)
 
 
 def other_plan(other: Path, overrides: Sequence[str], say: runs.Say) -> Mapping[str, Any]:
@@ -143,3 +136,13 @@ def as_json(planned: runs.PlannedRun, devices: Forecast | None) -> str:
         "facts": dict(planned.facts),
     }
     return json.dumps(record, indent=1)
+
+
+def write_page(planned: runs.PlannedRun, devices: Forecast | None, file: Path) -> None:
+    """Write the page of `planned` to `file` in one step.
+
+    Raises:
+        CheckpointError: the disk is full, or the folder cannot be written.
+    """
+    title = planned.loaded.config.model.name_or_path
+    write_file(file, planned.plan.to_html(planned.facts, title=title, memory=planned.memory, devices=devices))

@@ -24,6 +24,7 @@ from frostline.integrations.hf_models.location import ModelLocation, resolve_loc
 from frostline.integrations.hf_models.startup import importing_model_code
 from frostline.integrations.hf_models.tokenizer import load_tokenizer
 
+from .factory_models import factory_of, lacking, refuse_lacking, require_outputs
 from .recipe import PreparedData, Recipe
 from .registry import find_recipe
 
@@ -50,6 +51,7 @@ class Assembly:
     labels: LabelMap | None
     head: Head
     say: Callable[[str], None]
+    factory_model: MetaModel | None = None  # where the config names a factory
 
     @property
     def task_type(self) -> str:
@@ -58,10 +60,15 @@ class Assembly:
 
     def build_meta_model(self) -> MetaModel:
         """The model without weights, and which of its parameters are new."""
+        if self.factory_model is not None:
+            return self.factory_model
         return build_meta(self.location, self.config.model, self.head, say=self.say)
 
     def load_model(self, expected: MetaModel | None = None) -> LoadedModel:
         """The model with weights, new parameters drawn from `training.seed`; checked against `expected`."""
+        factory = factory_of(self.config, self.origins)
+        if factory is not None:
+            return factory.load()
         return load_model(
             self.location,
             self.config.model,
@@ -100,6 +107,7 @@ def assemble(
     with_data: bool = True,
     encode: bool = True,
     say: Callable[[str], None] = lambda line: None,
+    factory_model: MetaModel | None = None,
 ) -> Assembly:
     """Finds the model, loads tokenizer and data, and decides the head. Loads no weights.
 
@@ -110,14 +118,25 @@ def assemble(
             `checkpoint_part`.
         encode: False leaves texts that need not be tokenized to know their number to the first use.
         say: is told of slow work before it starts.
+        factory_model: what the config's factory builds on the meta device, where that is at hand; else built here.
 
     Raises:
         ConfigError, ModelError, DataError: see the parts.
     """
     recipe = find_recipe(config.recipe, origins.at("recipe"))
-    location = resolve_location(config.model.name_or_path, origins.at("model", "name_or_path"), config.model.revision)
-    folder = local_folder(location, weights=False, say=say)
-    model_config = read_config(folder, config.model)
+    factory = factory_of(config, origins)
+    if factory is not None:
+        factory_model = factory_model or factory.build_meta()
+        if lines := lacking(factory_model.model, config):
+            refuse_lacking(config, origins, lines)
+        location = ModelLocation(f"factory:{factory.name}", "factory", origin=factory.origin)
+        model_config: PretrainedConfig = factory_model.model.config  # type: ignore[assignment]
+    else:
+        assert config.model.name_or_path is not None
+        where = origins.at("model", "name_or_path")
+        location = resolve_location(config.model.name_or_path, where, config.model.revision)
+        folder = local_folder(location, weights=False, say=say)
+        model_config = read_config(folder, config.model)
     tokenizer = load_tokenizer(
         location,
         config.tokenizer,
@@ -133,8 +152,10 @@ def assemble(
             if encode:
                 data.encode()
     labels = data.labels if data is not None else labels
+    if factory_model is not None and recipe.task_type == "SEQ_CLS":
+        require_outputs(factory_model.model, labels, origins)
     head = recipe.head(labels, tokenizer)
-    return Assembly(recipe, config, origins, location, tokenizer, model_config, data, labels, head, say)
+    return Assembly(recipe, config, origins, location, tokenizer, model_config, data, labels, head, say, factory_model)
 
 
 def read_labels(directory: Path) -> LabelMap | None:

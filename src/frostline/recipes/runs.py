@@ -6,14 +6,14 @@ Read with `finished.py`, which opens what this leaves behind. The loop itself is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from frostline.adapters import PEFT, parse_method
-from frostline.checkpoint import BaseIdentity, Manifest, RunFolder, fingerprint_files, plan_layout
+from frostline.checkpoint import BaseIdentity, Manifest, RunFolder, fingerprint_files, fingerprint_model, plan_layout
 from frostline.checkpoint.atomic import disk_errors
 from frostline.checkpoint.base_config import read_base_config
 from frostline.checkpoint.peft_layout import OTHERWISE, require_no_extra_state
@@ -24,6 +24,8 @@ from frostline.integrations.hf_models.load import LoadedModel
 from frostline.preparation import prepare, resolve
 from frostline.recipes.assembly import Assembly, assemble
 from frostline.recipes.config_checks import read_config
+from frostline.recipes.factory_models import count_data, factory_of, lacking, refuse_lacking
+from frostline.recipes.registry import find_recipe
 from frostline.recipes.resuming import CONFIG_FILE, require_nothing_lost, require_same_config
 from frostline.recipes.standing import describe_held_out
 from frostline.trainability import Forecast, TrainabilityPlan
@@ -53,7 +55,7 @@ class PlannedRun:
 
     Attributes:
         loaded: the config and where its values stand.
-        assembly: recipe, tokenizer, data, head.
+        parts: recipe, tokenizer, data, head; None where the recipe cannot train what a factory builds.
         meta: the model without weights.
         plan: what trains.
         facts: lines for the plan's screen that the model alone does not tell.
@@ -61,11 +63,23 @@ class PlannedRun:
     """
 
     loaded: LoadedConfig
-    assembly: Assembly
+    parts: Assembly | None
     meta: MetaModel
     plan: TrainabilityPlan
     facts: Mapping[str, str]
     memory: Forecast
+
+    @property
+    def assembly(self) -> Assembly:
+        """What a run is made of.
+
+        Raises:
+            ModelError: there is only a plan; it says what is missing for a run.
+        """
+        if self.parts is None:
+            config = self.loaded.config
+            refuse_lacking(config, self.loaded.origins, lacking(self.meta.model, config))
+        return self.parts
 
     def render(self, *, width: int = 110, devices: Forecast | None = None) -> str:
         """The first screen: table, sums, data, steps, notes; with `devices` the bytes on each of a group."""
@@ -97,21 +111,38 @@ def plan_run(loaded: LoadedConfig, *, encode: bool = True, say: Say = lambda lin
         FrostlineError: anything wrong with model, data, selectors or adapters.
     """
     config = loaded.config
-    assembly = assemble(config, loaded.origins, encode=encode, say=say)
+    factory = factory_of(config, loaded.origins)
+    built = factory.build_meta() if factory is not None else None
+    if built is not None and not encode and (missing := lacking(built.model, config)):
+        return _plan_only(loaded, built, missing)
+    assembly = assemble(config, loaded.origins, encode=encode, say=say, factory_model=built)
     if config.evaluation.best is not None:
         names = assembly.build_task().metric_names
         require_metric(config.evaluation.best.metric, names, loaded.origins.at("evaluation", "best", "metric"))
     meta = assembly.build_meta_model()
-    plan = resolve(
+    assert assembly.data is not None
+    plan = _with_steps(_resolve(loaded, meta), loaded, assembly.data)
+    facts = _facts(loaded, assembly.data, plan, notes=meta.notes, loads_in=_loads_in(assembly, meta, plan, loaded))
+    return PlannedRun(loaded, assembly, meta, plan, facts, _forecast(loaded, meta, plan))
+
+
+def _resolve(loaded: LoadedConfig, meta: MetaModel) -> TrainabilityPlan:
+    return resolve(
         meta.model,
         freeze_config=loaded.data.get("freeze_config"),
         peft=method_of(loaded),
         new=meta.new,
         origins=loaded.origins,
     )
-    plan = _with_steps(plan, loaded, assembly)
-    memory = _forecast(loaded, meta, plan)
-    return PlannedRun(loaded, assembly, meta, plan, _facts(loaded, assembly, meta, plan), memory)
+
+
+def _plan_only(loaded: LoadedConfig, meta: MetaModel, missing: Sequence[str]) -> PlannedRun:
+    """The plan of a model that the recipe cannot train as things are, and what is missing for that."""
+    find_recipe(loaded.config.recipe, loaded.origins.at("recipe"))
+    data = count_data(loaded.config, loaded.origins)
+    plan = _with_steps(_resolve(loaded, meta), loaded, data)
+    notes = [*meta.notes, f"`frostline train` would need {'; '.join(missing)}"]
+    return PlannedRun(loaded, None, meta, plan, _facts(loaded, data, plan, notes=notes), _forecast(loaded, meta, plan))
 
 
 def method_of(loaded: LoadedConfig) -> PEFT | None:
@@ -141,17 +172,25 @@ def load_prepared(
         new=held.new,
         origins=loaded.origins,
     )
-    model = loaded.config.model
     kind = like.fingerprint_kind if like is not None else loaded.config.checkpoint.fingerprint
     base = BaseIdentity(
-        name_or_path=model.name_or_path,
-        revision=model.revision,
-        fingerprint=fingerprint_files(held.files, full=kind == "full"),
+        name_or_path=assembly.location.name,
+        revision=loaded.config.model.revision,
+        fingerprint=_fingerprint(held, plan, full=kind in ("full", "model-full")),
         dtype=str(held.dtype).removeprefix("torch."),
         folder=_folder_of(assembly.location),
         config=read_base_config(held.files),
     )
     return held, plan, base
+
+
+def _fingerprint(held: LoadedModel, plan: TrainabilityPlan, *, full: bool) -> str | None:
+    """Of the files; a factory's model has none, so of the values that stay frozen, as of a model handed in."""
+    if held.files:
+        return fingerprint_files(held.files, full=full)
+    kept = set(plan.kept)
+    frozen = [path for path, entry in plan.decisions.items() if entry.kind != "adapter" and path not in kept]
+    return fingerprint_model(held.model, frozen, full=full) if frozen else None
 
 
 def _folder_of(location: ModelLocation) -> str | None:
@@ -193,9 +232,10 @@ def train_run(
             possible="\n".join(planned.plan.diff(plan)[:8]),
             fix="report this model: its structure depends on its weights",
         )
-    plan = _with_steps(plan, loaded, assembly)
+    plan = _with_steps(plan, loaded, assembly.data)
     require_no_extra_state(held.model, plan.in_phase(len(plan.phases)))  # before training what could not be saved
-    assembly.recipe.check_model(held.model, loaded.origins.at("model", "name_or_path"))
+    named_by = "name_or_path" if loaded.config.model.factory is None else "factory"
+    assembly.recipe.check_model(held.model, loaded.origins.at("model", named_by))
     with RunFolder.open(folder or loaded.run_folder, mode) as run:
         try:
             resume_from = run.latest()
@@ -208,8 +248,8 @@ def train_run(
                     Manifest.read(best).verify_files(best)
                 begun = Manifest.read(resume_from)
                 if begun.base.fingerprint_kind != base.fingerprint_kind:  # the config may have changed that
-                    full = begun.base.fingerprint_kind == "full"
-                    base = replace(base, fingerprint=fingerprint_files(held.files, full=full))
+                    full = begun.base.fingerprint_kind in ("full", "model-full")
+                    base = replace(base, fingerprint=_fingerprint(held, plan, full=full))
                 done, total = begun.step, _num_steps(loaded, data)
                 say(f"resuming from {resume_from}")
                 if done >= total:
@@ -308,11 +348,10 @@ def _one_step_a_phase(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "freeze_config": {**block, "phases": phases}}
 
 
-def _with_steps(plan: TrainabilityPlan, loaded: LoadedConfig, assembly: Assembly) -> TrainabilityPlan:
+def _with_steps(plan: TrainabilityPlan, loaded: LoadedConfig, data: PreparedData) -> TrainabilityPlan:
     """`plan` with the steps at which its phases begin, which must lie inside the run."""
-    assert assembly.data is not None
-    steps_per_epoch = math.ceil(len(assembly.data.train) / loaded.config.training.batch_size)
-    return plan.place_phases(steps_per_epoch, _num_steps(loaded, assembly.data))
+    steps_per_epoch = math.ceil(len(data.train) / loaded.config.training.batch_size)
+    return plan.place_phases(steps_per_epoch, _num_steps(loaded, data))
 
 
 def _num_steps(loaded: LoadedConfig, data: PreparedData) -> int:
@@ -320,21 +359,23 @@ def _num_steps(loaded: LoadedConfig, data: PreparedData) -> int:
     return num_steps(len(data.train), training.batch_size, epochs=training.epochs, max_steps=training.max_steps)
 
 
-def _facts(loaded: LoadedConfig, assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan) -> dict[str, str]:
-    config, data = loaded.config, assembly.data
-    assert data is not None
+def _facts(
+    loaded: LoadedConfig, data: PreparedData, plan: TrainabilityPlan, *, notes: Sequence[str], loads_in: str = ""
+) -> dict[str, str]:
+    config = loaded.config
     steps = _num_steps(loaded, data)
     # A warm-up that does not fit is said now.
     build_schedule(config.schedule, total_steps=steps, phases=plan.phases, origins=loaded.origins)
     length = _length(loaded, len(data.train), steps)
+    rate = f"lr {config.learning_rate:g} {config.schedule.name}"
     facts = {
         "optimizer": _OPTIMIZERS.get(config.optimizer.name, config.optimizer.name),
-        "data": data.summary,
+        "data": data.summary if loads_in else data.summary.partition(";")[0],  # `--data N` needs a tokenizer
         **({"labels": data.label_summary} if data.label_summary else {}),
-        "steps": f"{steps:,} = {length}, lr {config.learning_rate:g} {config.schedule.name}; {_backward(plan)}",
-        "loads in": _loads_in(assembly, meta, plan, loaded),
+        "steps": f"{steps:,} = {length}, {rate}; {_backward(plan)}",
+        **({"loads in": loads_in} if loads_in else {}),
     }
-    notes = [*meta.notes, *data.notes]
+    notes = [*notes, *data.notes]
     facts.update({f"note {index}" if index else "note": note for index, note in enumerate(notes)})
     return facts
 
@@ -366,7 +407,7 @@ def _forecast(loaded: LoadedConfig, meta: MetaModel, plan: TrainabilityPlan, **s
         optimizer=config.optimizer.name,
         momentum=config.optimizer.momentum,
         trained_as=trained_as(config.training),
-        tp_plan=getattr(meta.model, "_tp_plan", None) or None,  # transformers' own, by glob over module paths
+        tp_plan=getattr(meta.model, "_tp_plan", None) or None,  # transformers' own
     )
 
 
@@ -378,6 +419,9 @@ def _backward(plan: TrainabilityPlan) -> str:
 
 
 def _loads_in(assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan, loaded: LoadedConfig) -> str:
+    if assembly.location.kind == "factory":
+        what = "the adapter in peft, on a model that the factory builds" if plan.peft else "no other tool by itself"
+        return f"frostline, with the factory at hand; {what}"
     if not plan.peft:
         return "transformers after `frostline export --to merged`; peft no (no adapter)"
     prepare(

@@ -37,34 +37,31 @@ def decide_added(
         ref = tree.params[index]
         verdicts[index] = _decision(ref, ref.requires_grad and not plan.peft, Rule("baseline", f"added by {step}"))
     positional: list[Selector] = []  # selectors that cannot be asked again here
-    required = find_required(tree).params
+    thawing: list[tuple[Selector, Selection]] = []
     for selectors, trains in plan.overlays:
         for selector in selectors:
-            selection = None if stage and _counts_positions(selector) else _ask(selector, tree)
-            if selection is None:
+            if stage and _counts_positions(selector):
                 positional.append(selector)
                 continue
+            try:
+                selection = selector.select(tree)
+            except SelectorError:  # the step took away what it counts on, such as the one list of blocks
+                positional.append(selector)
+                continue
+            if trains:
+                thawing.append((selector, selection))
             rule = rule_of(selector, trains=trains)
             for index in added:
                 if selection.params[index]:
                     verdicts[index] = _decision(tree.params[index], trains, rule)
     _inherit(plan, tree, added, verdicts, _modules_by_position(plan, positional) if positional else {})
-    asked = ((selector, _ask(selector, tree)) for selector in plan.rules.unfreeze if selector not in positional)
-    conditional = find_conditional(tree, [(selector, found) for selector, found in asked if found is not None])
+    required, conditional = find_required(tree).params, find_conditional(tree, thawing)
     for index in added:
         if index in required:
             verdicts[index] = _decision(tree.params[index], False, required[index].rule)
         elif conditional[index]:
             verdicts[index] = replace(verdicts[index], conditional=True)
     return verdicts
-
-
-def _ask(selector: Selector, tree: ModuleTree) -> Selection | None:
-    """What it selects now; None where a step took away what it counts on, such as the one list of blocks."""
-    try:
-        return selector.select(tree)
-    except SelectorError:
-        return None
 
 
 def _inherit(
@@ -104,10 +101,14 @@ def _predecessor(path: str, gone: Sequence[Decision]) -> Decision | None:
 
 def _modules_by_position(plan: TrainabilityPlan, selectors: Sequence[Selector]) -> Mapping[str, Decision]:
     """Module -> a decision of its subtree, where all of them come from one of these selectors."""
-    texts = {rule_of(selector, trains=trains).text for selector in selectors for trains in (False, True)}
+    texts = {rule_of(selector, trains=trains).text for selector in selectors for trains in (True, False)}
     found: dict[str, Decision | None] = {}
     for decision in plan.decisions.values():
-        counts = decision.rule.is_explicit and not decision.rule.single and decision.rule.text in texts
+        counts = (
+            decision.rule.is_explicit
+            and not decision.rule.single
+            and decision.rule.text.partition(" from ")[0] in texts
+        )
         module = decision.path
         while module:
             module = _parent(module)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from frostline.trainability.decision import Decision, Rule
@@ -26,12 +27,14 @@ class Entry:
         decision: what the plan says; of equal blocks that of the first.
         same_as: path of the tensor of which this is only another name, and which counts it; empty for most.
         ties: how to get from here to the other names of the tensor: (components to go up, path from there).
+        phases: the phases in which it trains (0 for the start), where these are some and not all.
     """
 
     name: str
     decision: Decision
     same_as: str = ""
     ties: tuple[tuple[int, str], ...] = ()
+    phases: tuple[int, ...] = ()
 
     @property
     def is_adapter(self) -> bool:
@@ -80,7 +83,7 @@ class Sums:
         base, base_trained: elements outside adapters.
         rules: rule -> (parameters, whether they train), outside adapters.
         kinds: of the parameters outside adapters.
-        adapters: (path of the adapted module from here, with `*` for numbers; rule in words) -> elements, of which train.
+        adapters: (path of the adapted module from here, with `*` for numbers; rule) -> elements, of which train.
     """
 
     base: int = 0
@@ -117,18 +120,21 @@ class Sums:
         return not self.rules and not self.adapters
 
 
-def fold(plan: TrainabilityPlan) -> Part:
-    """The root of `plan`'s tree. Equal subtrees are the same object."""
+def fold(plan: TrainabilityPlan, *, by_phase: bool = False) -> Part:
+    """The root of `plan`'s tree. Equal subtrees are the same object; with `by_phase` they are equal in every phase."""
+    trained = [set(plan.in_phase(index).trainable) for index in range(len(plan.phases) + 1)] if by_phase else []
     rows = [row for row in plan.modules if not row.is_adapter]
     position = {row.path: index for index, row in enumerate(rows)}
     entries: list[list[Entry]] = [[] for _ in rows]
     interned = _Entries()
     for decision in plan.decisions.values():
+        phases = tuple([index for index, paths in enumerate(trained) if decision.path in paths])
+        phases = phases if len(phases) < len(trained) else ()
         owner, name = _owner(decision.path, position)
-        entries[owner].append(interned.get(name, decision))
+        entries[owner].append(interned.get(name, decision, phases=phases))
         for alias in decision.aliases:
             owner, name = _owner(alias, position)
-            entries[owner].append(interned.get(name, decision, alias))
+            entries[owner].append(interned.get(name, decision, alias, phases))
     children: list[list[tuple[str, Part]]] = [[] for _ in rows]
     known: dict[object, Part] = {}
     part = Part("", (), ())
@@ -154,7 +160,7 @@ def span(names: Sequence[str]) -> str:
     if len(names) == 1:
         return names[0]
     numbers = [int(name) for name in names]
-    steps = {after - before for before, after in zip(numbers, numbers[1:], strict=False)}
+    steps = {after - before for before, after in pairwise(numbers)}
     if len(steps) == 1 and (step := next(iter(steps))) > 0 and (step == 1 or len(names) > 2):
         return f"{names[0]}-{names[-1]}" + (f" step {step}" if step > 1 else "")
     runs: list[list[int]] = []
@@ -197,7 +203,7 @@ class _Entries:
         self._rule_numbers: dict[int, int] = {}
         self._rules: dict[Rule, int] = {}
 
-    def get(self, name: str, decision: Decision, alias: str = "") -> Entry:
+    def get(self, name: str, decision: Decision, alias: str = "", phases: tuple[int, ...] = ()) -> Entry:
         """The entry of `decision` at its own path, or at `alias`, called `name` below its module."""
         rule = self._rule_numbers.get(id(decision.rule))
         if rule is None:  # hashing a rule is slow, and most parameters share a few
@@ -205,11 +211,11 @@ class _Entries:
         ties = _ties(alias or decision.path, decision) if decision.aliases else ()
         key = (
             *(name, decision.shape, decision.dtype, decision.trains, rule, decision.kind, decision.note),
-            *(decision.conditional, decision.rows, bool(alias), ties),
+            *(decision.conditional, decision.rows, bool(alias), ties, phases),
         )
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = Entry(name, decision, decision.path if alias else "", ties)
+            entry = self._entries[key] = Entry(name, decision, decision.path if alias else "", ties, phases)
         return entry
 
 

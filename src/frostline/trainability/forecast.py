@@ -10,13 +10,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from frostline.errors import ConfigError
-from frostline.trainability.decision import Decision
+from frostline.trainability.tensor_parallel import COLUMN, REPLICATED, ROW, TensorParallel
 
 if TYPE_CHECKING:
     from frostline.trainability.plan import TrainabilityPlan
@@ -35,12 +34,6 @@ STATE_OF_OPTIMIZER: dict[str, tuple[int, int]] = {
     "adafactor": (0, 1),  # and factors, see `_state_bytes`
 }
 _WITH_MOMENTUM = ("sgd", "rmsprop")
-# Linear layers whose input is split already, by the last components of their paths: the second half of a pair.
-_ROW_PARALLEL = (
-    *("o_proj", "out_proj", "down_proj", "c_proj", "dense_4h_to_h", "output.dense"),
-    *("fc2", "wo", "w2", "lin2", "out_lin"),
-)
-COLUMN, ROW, REPLICATED = "column", "row", "replicated"
 
 
 @dataclass(frozen=True)
@@ -48,7 +41,7 @@ class Forecast:
     """Bytes on the fullest device of a group.
 
     Attributes:
-        dp_replicate_size, dp_shard_size, tp_size: the group; data parallel copies (DDP), shards (FSDP2), tensor parallel.
+        dp_replicate_size, dp_shard_size, tp_size: the group: copies (DDP), shards (FSDP2), tensor parallel.
         weights: all parameters, adapters among them; trained ones in the number format that they train in.
         adapters: the part of `weights` that adapters take.
         gradients: of trained parameters.
@@ -124,7 +117,7 @@ def forecast_plan(
             possible=", ".join(STATE_OF_OPTIMIZER),
             fix="name one of these, or the nearest",
         )
-    split = _TensorParallel(plan, tp_size, tp_plan)
+    split = TensorParallel(plan, tp_size, tp_plan)
     converted = trained_as or {}
     totals: Counter[str] = Counter()
     placements: dict[str, str] = {}
@@ -163,77 +156,19 @@ def forecast_plan(
         optimizer_state=totals["state"],
         optimizer=optimizer,
         placements=placements,
-        notes=tuple(_notes(plan, placements, converted, split)),
+        notes=(*_notes(plan, placements, converted, split), *_refusals(optimizer, dp_shard_size * tp_size)),
     )
 
 
-class _TensorParallel:
-    """Which dim of a parameter tensor parallelism splits: by the model's own plan, or by the rule of pairs."""
-
-    def __init__(self, plan: TrainabilityPlan, size: int, styles: Mapping[str, str] | None) -> None:
-        self.plan, self.size, self.styles = plan, size, styles
-        self.types = {row.path: row.type_name for row in plan.modules if not row.is_adapter} if size > 1 else {}
-        self.uneven: list[str] = []
-
-    def place(self, decision: Decision) -> tuple[str, int | None]:
-        """`column`, `row` or `replicated`, and the dim that is split."""
-        if self.size == 1:
-            return REPLICATED, None
-        path = decision.path.rpartition(".")[0]
-        if decision.kind == "adapter":
-            while path and path not in self.types:  # up to the module that is adapted
-                path = path.rpartition(".")[0]
-        base = self.plan.decisions.get(f"{path}.weight" if path else "weight")
-        style = self._style(path, base)
-        if base is None or style == REPLICATED:
-            return REPLICATED, None
-        is_table = "Embedding" in self.types.get(path, "")
-        # torch: a table is split over its rows by `row`, over its columns by `column`; a linear the other way round.
-        split = int((style == ROW) != is_table)
-        if base.shape[split] % self.size:
-            if decision is base:
-                self.uneven.append(path)
-            return REPLICATED, None
-        dim = self._dim(decision, base, split)
-        return (REPLICATED, None) if dim is None else (style, dim)
-
-    def _style(self, path: str, base: Decision | None) -> str:
-        if base is None or len(base.shape) != 2:
-            return REPLICATED
-        if self.styles is not None:
-            named = next((style for glob, style in self.styles.items() if fnmatchcase(path, glob)), "")
-            return COLUMN if "colwise" in named else ROW if "rowwise" in named else REPLICATED
-        kind = self.types.get(path, "")
-        if "Embedding" in kind:
-            return ROW
-        if "Linear" not in kind:
-            return REPLICATED
-        return ROW if any(path == name or path.endswith(f".{name}") for name in _ROW_PARALLEL) else COLUMN
-
-    @staticmethod
-    def _dim(decision: Decision, base: Decision, split: int) -> int | None:
-        """The dim of `decision` that goes along dim `split` of its module's weight; None if it has none."""
-        if decision is base:
-            return split
-        shape = decision.shape
-        if decision.kind != "adapter":
-            return 0 if split == 0 and shape == base.shape[:1] else None  # the bias of a row-parallel layer stays whole
-        if len(shape) != 2:
-            return None
-        carries_out, carries_in = shape[0] == base.shape[0], shape[1] == base.shape[1]
-        if carries_out and carries_in:  # a square factor: which side it is on cannot be told from its shape
-            return None
-        return split if (carries_out, carries_in)[split] else None
-
-
 def _notes(
-    plan: TrainabilityPlan, placements: Mapping[str, str], converted: Mapping[str, str], split: _TensorParallel
+    plan: TrainabilityPlan, placements: Mapping[str, str], converted: Mapping[str, str], split: TensorParallel
 ) -> list[str]:
     found: list[str] = []
-    changed = {plan.decisions[path].dtype for path in plan.trainable} & converted.keys()
+    changed = {plan.decisions[path].dtype for path in plan.ever_trained} & converted.keys()
     for name in sorted(changed):
         found.append(
-            f"{name} parameters that train are kept in {converted[name]} (master weights), gradients and optimizer state too"
+            f"{name} parameters that train are kept in {converted[name]} (master weights), "
+            "gradients and optimizer state too"
         )
     if placements:
         counts = Counter(placements.values())
@@ -246,6 +181,13 @@ def _notes(
         names = ", ".join(split.uneven[:3]) + (f" and {len(split.uneven) - 3} more" if len(split.uneven) > 3 else "")
         found.append(f"not split, since {split.size} does not divide them: {names}")
     return found
+
+
+def _refusals(optimizer: str, num_shards: int) -> list[str]:
+    """What torch would refuse to run, so that nobody plans with it."""
+    if optimizer == "adafactor" and num_shards > 1:  # torch 2.13: an in-place operation on a partial DTensor
+        return ["torch's Adafactor does not run on split parameters: take another optimizer, or dp_replicate alone"]
+    return []
 
 
 def _state_bytes(optimizer: str, momentum: float, shape: list[int], itemsize: int) -> int:

@@ -27,8 +27,8 @@ class FrozenPart:
         before: of the phase before, found unchanged: what was frozen then already is compared with its bits of then.
 
     Attributes:
-        digest: digest of the paths and bits of the parameters that never train, in whichever phase; another process that
-            loads the same has the same.
+        digest: of the paths and bits of the parameters that never train, in whichever phase; another process that loads
+            the same has the same.
     """
 
     def __init__(self, model: nn.Module, plan: TrainabilityPlan, before: FrozenPart | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 
 from frostline.trainability.decision import Decision
 from frostline.trainability.rows import ModuleRow
@@ -22,9 +23,7 @@ def find_frozen_roots(
     """
     frozen = _frozen_modules(modules, decisions, trained)
     # Number of modules before each index that are to follow the model, so that a subtree is judged in one step.
-    following = [0] * (len(modules) + 1)
-    for index, row in enumerate(modules):
-        following[index + 1] = following[index] + ((row.frozen_mode or frozen_mode) != "eval")
+    following = [0, *accumulate((row.frozen_mode or frozen_mode) != "eval" for row in modules)]
     roots: list[str] = []
     index = 0
     while index < len(modules):
@@ -49,9 +48,7 @@ def _frozen_modules(
             owner = _owner(name, owner_of)
             total[owner + 1] += 1
             trained[owner + 1] += int(trains or entry.kind == "adapter")
-    for index in range(len(modules)):
-        total[index + 1] += total[index]
-        trained[index + 1] += trained[index]
+    total, trained = list(accumulate(total)), list(accumulate(trained))
     frozen = bytearray(len(modules))
     index = 0
     while index < len(modules):

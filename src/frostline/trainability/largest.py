@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from frostline.tree import local_part
+from frostline.tree import local_parts
 
 
 def largest(tensors: Mapping[str, Tensor]) -> dict[str, float]:
@@ -17,7 +17,7 @@ def largest(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     """
     batches: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
     for path, tensor in tensors.items():
-        values = local_part(tensor)
+        (values,) = local_parts(tensor)  # what trains is never packed
         count = values.numel()
         values = values.coalesce().values() if values.is_sparse else values
         if count:

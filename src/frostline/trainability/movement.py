@@ -13,7 +13,7 @@ from torch import Tensor
 
 from frostline.trainability.agreement import Agreement
 from frostline.trainability.largest import largest
-from frostline.tree import local_part, tensor_checksums
+from frostline.tree import local_parts, tensor_checksums
 
 _CLEARLY = 4.0  # spacings: a step this large is seen whatever is rounded
 _HALF_OF_THE_SMALLER = 0.25  # below a power of two numbers lie twice as close, and half a spacing rounds up
@@ -86,14 +86,14 @@ class MovementWatch:
     def _is_visible(self, path: str, lr: float) -> bool:
         """Whether a step of this rate is seen, be it `lr` (Adam and its kin) or `lr` times the gradient (SGD)."""
         param, grad = self._params[path], self._params[path].grad
-        own = local_part(param)
+        (own,) = local_parts(param)
         if grad is None or not own.numel():
             return False
         step = lr * min(1.0, largest({path: grad})[path])
         return step > _CLEARLY * torch.finfo(param.dtype).eps * float(own.abs().max())
 
     def _may_become_visible(self, path: str, peak: float | None) -> bool:
-        own = local_part(self._params[path])
+        (own,) = local_parts(self._params[path])
         if peak is None or not own.numel():
             return True
         return peak > _HALF_OF_THE_SMALLER * torch.finfo(own.dtype).eps * float(own.abs().min())

@@ -153,7 +153,7 @@ def _parse_at(given: Mapping[Any, Any], origins: Origins) -> tuple[PhaseStart | 
                 "write what holds at the start into freeze_config itself",
             )
         ]
-    return (PhaseStart(step=value) if name == "step" else PhaseStart(epoch=float(value))), []
+    return (PhaseStart(step=int(value)) if name == "step" else PhaseStart(epoch=float(value))), []
 
 
 def _disordered(phases: list[PhaseRules]) -> list[Problem]:

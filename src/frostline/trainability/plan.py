@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from frostline.trainability.difference import diff_plans
 from frostline.trainability.forecast import Forecast, forecast_plan
 from frostline.trainability.frozen_roots import find_frozen_roots
 from frostline.trainability.mode import hold_in_eval
+from frostline.trainability.page import render_page
 from frostline.trainability.phase_lines import phases_to_json
 from frostline.trainability.phases import Phase, phase_at, place_phases
 from frostline.trainability.report import render_plan
@@ -30,7 +31,15 @@ from frostline.trainability.rules import FreezeRules
 from frostline.trainability.together import agree
 from frostline.trainability.verify import verify_plan
 from frostline.trainability.wrapped import refuse_flat_parameters, require_fitting_wrappers
-from frostline.tree import ModuleTree, canonical_named_parameters, carry_flags_over, set_trainable, unwrap
+from frostline.tree import (
+    ModuleTree,
+    canonical_named_modules,
+    canonical_named_parameters,
+    carry_flags_over,
+    collector_paused,
+    set_trainable,
+    unwrap,
+)
 
 if TYPE_CHECKING:
     from frostline.selectors import Selector
@@ -56,6 +65,18 @@ class Decisions(Mapping[str, Decision]):
     def __len__(self) -> int:
         return len(self._by_path)
 
+    # What follows is inherited as well, but made of one look-up in Python for each path.
+    def __contains__(self, path: object) -> bool:
+        return path in self._by_path or path in self._by_alias
+
+    def values(self) -> ValuesView[Decision]:
+        """The decision of each tensor, in definition order."""
+        return self._by_path.values()
+
+    def items(self) -> ItemsView[str, Decision]:
+        """Each tensor's first name and its decision."""
+        return self._by_path.items()
+
 
 class TrainabilityPlan:
     """The freeze config resolved against one model. Immutable; made by `frostline.resolve` or `frostline.prepare`.
@@ -72,8 +93,8 @@ class TrainabilityPlan:
         ever_trained, never_trained: paths that train in some phase, and in none.
         notes: remarks for the reader.
         whole: the plan of the whole model, where this one is of a stage of a pipeline; else this one.
-        digest: SHA-256 over paths, global shapes and the decisions of all phases, of `whole`; not over rules, notes or
-            dtypes.
+        digest: that of `whole`: SHA-256 over paths, global shapes and the decisions of all phases; not over rules,
+            notes or dtypes.
     """
 
     def __init__(
@@ -225,6 +246,7 @@ class TrainabilityPlan:
         }
         return TrainabilityPlan(**{**held, **changes})
 
+    @collector_paused()
     def apply(self, model: nn.Module) -> None:
         """Set every flag of `model` as planned, hold wholly frozen subtrees in evaluation mode, attach the plan.
 
@@ -234,7 +256,14 @@ class TrainabilityPlan:
             PlanMismatchError: the model has other parameters than the plan, or is inside a wrapper that captured other
                 flags (DDP).
         """
-        params = dict(canonical_named_parameters(model, unique=True))
+        modules = list(canonical_named_modules(model))
+        named = list(canonical_named_parameters(model, modules=modules))
+        params: dict[str, nn.Parameter] = {}
+        seen: set[int] = set()
+        for path, param in named:  # a tied one under its first name
+            if id(param) not in seen:
+                seen.add(id(param))
+                params[path] = param
         unknown = [path for path in params if path not in self.decisions]
         gone = [path for path in self.decisions if path not in params]
         if unknown or gone:
@@ -245,12 +274,12 @@ class TrainabilityPlan:
                 fix="resolve the plan on this model, or call plan.bind(model) after the step that replaced parameters",
             )
         require_fitting_wrappers(self, model, "plan.apply")
-        flags = {path: param.requires_grad for path, param in canonical_named_parameters(model)}
+        flags = {path: param.requires_grad for path, param in named}
         attach_plan(model, self, {**flags, **(built_flags(model) or {})})
         for path, param in params.items():
             set_trainable(param, self.decisions[path].trains)
         carry_flags_over(model)
-        hold_in_eval(model, self.frozen_roots)
+        hold_in_eval(model, self.frozen_roots, modules=modules)
 
     def bind(
         self,
@@ -282,21 +311,7 @@ class TrainabilityPlan:
         try:
             refuse_flat_parameters(model, f"bind after {step}")
             tree = ModuleTree.from_model(model)
-            decisions, notes = bind_decisions(self.in_phase(0), tree, step, stage=stage)
-            phases: list[Phase] = []
-            for index, phase in enumerate(self.phases, start=1):
-                before = phases[-1].decisions if phases else decisions
-                later, _ = bind_decisions(self.in_phase(index), tree, step, stage=stage)
-                phases.append(replace(Phase.from_decisions(phase.rules, before, later), step=phase.step))
-            bound = self._with(
-                decisions=decisions,
-                modules=module_rows(
-                    tree, [selector for selectors, trains in self.overlays if not trains for selector in selectors]
-                ),
-                notes=self.notes + notes,
-                phases=tuple(phases),
-                whole=self.whole if stage else self._whole,
-            )
+            bound = self._bound_to(tree, step, stage=stage)
             require_fitting_wrappers(bound, model, f"bind after {step}")
             if bound._whole is not None:
                 held = held_by(bound.whole, tree)
@@ -308,6 +323,22 @@ class TrainabilityPlan:
             agree(bound, group, error=error, held=held, where=f"bind after {step}")
         bound.apply(model)
         return bound
+
+    def _bound_to(self, tree: ModuleTree, step: str, *, stage: bool) -> TrainabilityPlan:
+        decisions, notes = bind_decisions(self.in_phase(0), tree, step, stage=stage)
+        phases: list[Phase] = []
+        for index, phase in enumerate(self.phases, start=1):
+            before = phases[-1].decisions if phases else decisions
+            later, _ = bind_decisions(self.in_phase(index), tree, step, stage=stage)
+            phases.append(replace(Phase.from_decisions(phase.rules, before, later), step=phase.step))
+        freezing = [selector for selectors, trains in self.overlays if not trains for selector in selectors]
+        return self._with(
+            decisions=decisions,
+            modules=module_rows(tree, freezing),
+            notes=self.notes + notes,
+            phases=tuple(phases),
+            whole=self.whole if stage else self._whole,
+        )
 
     def verify(
         self,
@@ -357,9 +388,9 @@ class TrainabilityPlan:
         Args:
             optimizer: a name of the config's `optimizer.name`; `momentum` is that of sgd and rmsprop.
             trained_as: dtype of a parameter as loaded -> dtype that it trains in.
-            tp_plan: glob over module paths -> `colwise` or `rowwise`, as transformers models carry it. None takes the
-                rule of pairs: the second linear of a pair (`o_proj`, `down_proj`, ...) and tables by row, others by
-                column.
+            tp_plan: path with `*` for numbers -> `colwise` or `rowwise`, as transformers models carry it. None takes
+                the rule of pairs: the second linear of a pair (`o_proj`, `down_proj`, ...) and tables by row, others
+                by column.
 
         Raises:
             ConfigError: a size below 1, or an optimizer that is not known.
@@ -387,10 +418,28 @@ class TrainabilityPlan:
 
         Args:
             facts: lines that the model alone does not tell (data, steps); `optimizer` names the optimizer as shown.
-            memory: bytes on one device; None is AdamW, with parameters in the dtype that they have.
+            memory: bytes on one device; None takes the facts' optimizer, and the dtypes that the parameters have.
             devices: bytes on each device of a group, for a line of its own.
+
+        Raises:
+            ConfigError: the bytes of the facts' optimizer are not known.
         """
-        return render_plan(self, facts or {}, width=width, memory=memory or self.forecast(), devices=devices)
+        facts = facts or {}
+        memory = memory or self.forecast(optimizer=facts.get("optimizer", "adamw").lower())
+        return render_plan(self, facts, width=width, memory=memory, devices=devices)
+
+    def to_html(
+        self,
+        facts: Mapping[str, str] | None = None,
+        *,
+        title: str = "model",
+        memory: Forecast | None = None,
+        devices: Forecast | None = None,
+    ) -> str:
+        """The plan as one self-contained page with a folded, zoomable picture of the model; arguments as `render`."""
+        facts = facts or {}
+        memory = memory or self.forecast(optimizer=facts.get("optimizer", "adamw").lower())
+        return render_page(self, facts, title=title, memory=memory, devices=devices)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON-able data."""

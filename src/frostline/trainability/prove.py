@@ -2,7 +2,7 @@
 
 Watches the first steps with a learning rate above zero (longer what they cannot move, and what waits for its batch),
 looks at the frozen part before every save, and compares it bit for bit at the end. Each look has a file of its own:
-`gradients`, `conditional_watch`, `movement`, `forwards`, `frozen_part`, `replicas`. Here is when each is taken.
+`gradients`, `waiting`, `movement`, `forwards`, `frozen_part`, `replicas`. Here is when each is taken.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch import nn
 from frostline.config.wording import shorten_names
 from frostline.errors import PlanMismatchError, TrainingError
 from frostline.trainability.agreement import Agreement
-from frostline.trainability.conditional_watch import ConditionalWatch
 from frostline.trainability.forwards import ForwardWatch
 from frostline.trainability.frozen_part import FrozenPart
 from frostline.trainability.gradients import MAX_WATCHED_STEPS, GradientWatch, no_gradient_in_an_epoch
@@ -25,6 +24,7 @@ from frostline.trainability.mode import modules_out_of_eval
 from frostline.trainability.movement import MovementWatch, rates_of
 from frostline.trainability.replicas import find_unequal
 from frostline.trainability.trained_modules import group_by_module
+from frostline.trainability.waiting import ConditionalWatch
 from frostline.tree import canonical_named_parameters
 
 if TYPE_CHECKING:

@@ -34,20 +34,32 @@ def render_plan(
         lines.extend(_wrapped(f"{label:<{name_width}}{params:>14}{trains:>12}  ", row.decided_by, width))
     if len(rows) > _MAX_ROWS:
         lines.append(f"... and {len(rows) - _MAX_ROWS} more rows (plan --json has all)")
-    share = 100 * plan.num_trainable / max(plan.num_total, 1)
-    summary = {
-        "trains": f"{plan.num_trainable:,} of {plan.num_total:,} ({share:.2f} %)",
-        **memory_lines(memory, devices, facts.get("optimizer", "AdamW")),
-        **{key: text for key, text in facts.items() if key != "optimizer"},
-    }
     lines.append("")
-    labels = {key: "note" if key.startswith("note ") else key for key in summary}
-    lines.extend(f"{labels[key]:<8} {text}" for key, text in summary.items())
+    notes, summary = summary_lines(plan, facts, memory=memory, devices=devices)
+    lines.extend(f"{key:<8} {text}" for key, text in summary.items())
     lines.extend(f"{'phase':<8} {line}" for line in phase_lines(plan))
-    assumed = dict.fromkeys([*memory.notes, *(devices.notes if devices else ())])
-    lines.extend(f"{'note':<8} {note}" for note in [*plan.notes, *assumed])
+    lines.extend(f"{'note':<8} {note}" for note in notes)
     lines.append(f"{'plan':<8} {plan.digest[:8]}")
     return "\n".join(lines)
+
+
+def summary_lines(
+    plan: TrainabilityPlan, facts: Mapping[str, str], *, memory: Forecast, devices: Forecast | None
+) -> tuple[list[str], dict[str, str]]:
+    """All notes, and the lines below the table by their labels."""
+    share = 100 * plan.num_trainable / max(plan.num_total, 1)
+    lines = {
+        "trains": f"{plan.num_trainable:,} of {plan.num_total:,} ({share:.2f} %)",
+        **memory_lines(memory, devices, facts.get("optimizer", "AdamW")),
+    }
+    notes: list[str] = []
+    for key, text in facts.items():
+        if key == "note" or key.startswith("note "):
+            notes.append(text)
+        elif key != "optimizer":
+            lines[key] = text
+    assumed = dict.fromkeys([*memory.notes, *(devices.notes if devices else ())])
+    return [*notes, *plan.notes, *assumed], lines
 
 
 def memory_lines(memory: Forecast, devices: Forecast | None, optimizer: str) -> dict[str, str]:

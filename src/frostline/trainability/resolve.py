@@ -19,6 +19,7 @@ from frostline.trainability.decision import (
     PEFT_FREEZES,
     Decision,
     Rule,
+    decide,
 )
 from frostline.trainability.legacy import LEGACY_KEYS, is_legacy, legacy_notes, legacy_problems
 from frostline.trainability.phase_rules import PhaseRules
@@ -303,7 +304,7 @@ def _decisions(
         rule, trains = draft.rule[index], draft.trains[index]
         built = built_flags.get(ref.path, ref.requires_grad) if built_flags else ref.requires_grad
         note = "the model built it frozen" if trains and rule.kind == "unfreeze" and not built else ""
-        yield Decision(
+        yield decide(
             ref.path,
             trains,
             rule,
@@ -314,7 +315,7 @@ def _decisions(
             kind,
             other,
             # Under each of its names a tensor may be reached, so all have to be conditional.
-            conditional=conditional[index] and all(conditional[alias] for alias in aliases.get(index, ())),
+            conditional[index] and all(conditional[alias] for alias in aliases.get(index, ())),
         )
 
 

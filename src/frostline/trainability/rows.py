@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from frostline.selectors import Selector
 from frostline.tree import ModuleTree
+from frostline.tree.records import quick_maker
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,14 @@ class ModuleRow:
 
 def module_rows(tree: ModuleTree, freezing: Iterable[Selector] = ()) -> tuple[ModuleRow, ...]:
     """The rows of `tree`, in preorder; `freezing` are the selectors that may have a `frozen_mode` of their own."""
-    modes = _frozen_modes(tree, list(freezing))
+    modes = _frozen_modes(tree, list(freezing)) or repeat(None, len(tree.modules))
     return tuple(
-        ModuleRow(ref.path, type(ref.module).__name__, ref.end, ref.is_adapter, modes[index] if modes else None)
-        for index, ref in enumerate(tree.modules)
+        _make_row(ref.path, type(ref.module).__name__, ref.end, ref.is_adapter, mode)
+        for ref, mode in zip(tree.modules, modes, strict=True)
     )
+
+
+_make_row = quick_maker(ModuleRow)
 
 
 def _frozen_modes(tree: ModuleTree, freezing: Sequence[Selector]) -> list[str | None]:

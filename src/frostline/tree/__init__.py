@@ -3,9 +3,10 @@
 Knows only `torch.nn`: nothing of selectors, plans or adapters.
 """
 
+from frostline.tree.collector import collector_paused
 from frostline.tree.flags import set_trainable
 from frostline.tree.hashing import tensor_checksum, tensor_checksums, tensor_digest
-from frostline.tree.local import is_distributed, is_trainable_dtype, local_part, local_parts, stored_dtype
+from frostline.tree.local import is_distributed, is_trainable_dtype, local_parts, stored_dtype
 from frostline.tree.tree import BufferRef, ModuleRef, ModuleTree, ParamRef, PlannedParam
 from frostline.tree.walk import (
     canonical_named_buffers,
@@ -34,13 +35,13 @@ __all__ = [
     "canonical_named_modules",
     "canonical_named_parameters",
     "carry_flags_over",
+    "collector_paused",
     "data_parallel_parts",
     "has_flat_parameters",
     "is_distributed",
     "is_fully_sharded",
     "is_trainable_dtype",
     "join_path",
-    "local_part",
     "local_parts",
     "model_class",
     "set_trainable",

@@ -33,10 +33,7 @@ def tensor_digest(tensor: Tensor) -> str:
 
 
 def tensor_checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """`tensor_checksum` of each, read from each device at once; tensors on the meta device, without bits, are left out.
-
-    Of a distributed tensor the part of this process counts.
-    """
+    """`tensor_checksum` of each, read from each device at once; what lies on the meta device has none."""
     by_device: dict[torch.device, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         if tensor.device.type != "meta":

@@ -29,17 +29,6 @@ def local_parts(tensor: Tensor) -> Sequence[Tensor]:
     return tuple(part for held in inner if isinstance(held, Tensor) for part in local_parts(held))
 
 
-def local_part(tensor: Tensor) -> Tensor:
-    """`tensor` itself, detached, to compute with; of a distributed tensor the part that this process holds.
-
-    No communication.
-    """
-    tensor = tensor.detach()
-    # By attribute, because the package of DTensor is too slow to import for a look at a type.
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
-
-
 def stored_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype of the numbers that are kept: that of the packed integers where `tensor` merely poses as float."""
     if type(tensor) in (Tensor, Parameter):

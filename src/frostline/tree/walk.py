@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
 from torch.nn import Parameter
 
 from frostline.errors import ModelError
-from frostline.tree.wrappers import wrapped_child
+from frostline.tree.wrappers import may_wrap, wrapped_child
 from frostline.tree.wrapping import parameters_at_rest
 
 
@@ -39,7 +39,8 @@ def walk_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
     stack: list[tuple[str, nn.Module, frozenset[int]]] = [("", model, frozenset())]
     while stack:
         path, module, above = stack.pop()
-        module = unwrap(module)
+        if may_wrap(type(module)):
+            module = unwrap(module)
         if id(module) in above:
             raise ModelError(
                 f"module {path!r} ({type(module).__name__}) contains itself",
@@ -55,14 +56,17 @@ def walk_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
             stack.extend(reversed(children))
 
 
-def canonical_named_parameters(model: nn.Module, *, unique: bool = False) -> Iterator[tuple[str, Parameter]]:
+def canonical_named_parameters(
+    model: nn.Module, *, unique: bool = False, modules: Iterable[tuple[str, nn.Module]] | None = None
+) -> Iterator[tuple[str, Parameter]]:
     """Every `(path, parameter)`; a tied parameter under each of its names, or with `unique` under the first only.
 
     Of a sharded model it is the parameter that the optimizer holds, also where a gathered one stands in for it.
+    `modules` are its canonical named ones, where they are known.
     """
     seen: set[int] = set()
     at_rest = parameters_at_rest(model)
-    for path, module in canonical_named_modules(model):
+    for path, module in canonical_named_modules(model) if modules is None else modules:
         if not module._parameters:
             continue
         prefix = path + "." if path else ""

@@ -26,6 +26,12 @@ def wrapped_child(module: nn.Module) -> str | None:
 
 
 @cache
+def may_wrap(cls: type[nn.Module]) -> bool:
+    """Whether `wrapped_child` can name a child for a module of this class."""
+    return _wrapped_name(cls) is not None
+
+
+@cache
 def _wrapped_name(cls: type[nn.Module]) -> str | None:
     if issubclass(cls, (DistributedDataParallel, DataParallel)):
         return "module"

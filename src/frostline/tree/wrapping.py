@@ -43,13 +43,13 @@ def is_fully_sharded(model: nn.Module) -> bool:
 
 def data_parallel_parts(model: nn.Module) -> list[DistributedDataParallel]:
     """Every DDP wrapper in `model`, itself included."""
-    return [module for module in _wrapped_modules(model) if isinstance(module, DistributedDataParallel)]
+    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
 
 
 def has_flat_parameters(model: nn.Module) -> bool:
     """Whether a part of `model` is wrapped by the older FullyShardedDataParallel."""
     # By name: importing torch.distributed.fsdp only to look costs a second.
-    return any(type(module).__name__ == "FullyShardedDataParallel" for module in _wrapped_modules(model))
+    return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
 
 
 def _gathered(model: nn.Module) -> Iterator[tuple[Parameter, Parameter]]:
@@ -73,14 +73,6 @@ def _fsdp_modules(model: nn.Module) -> Iterator[Any]:
     # Not imported where nobody else has: then no module can be one, and the walk is spared.
     package = sys.modules.get("torch.distributed.fsdp")
     kind = getattr(package, "FSDPModule", None)
-    if kind is not None:
-        yield from (module for module in _wrapped_modules(model) if isinstance(module, kind))
-
-
-def _wrapped_modules(model: nn.Module) -> Iterator[nn.Module]:
-    """All modules, wrappers among them; none without a process group, which every wrapper here needs.
-
-    So a large model in one process is spared the walk.
-    """
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        yield from model.modules()
+    if kind is None or not torch.distributed.is_initialized():
+        return
+    yield from (module for module in model.modules() if isinstance(module, kind))

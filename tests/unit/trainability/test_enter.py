@@ -215,7 +215,7 @@ def test_the_proof_of_a_phase_watches_what_starts_to_train_and_keeps_still_what_
         index = min(plan.phase_at(number), 2)
         if index != plan.phase:
             model, plan = enter_phase(model, plan, index)
-            prover = prover.next_phase(plan)
+            prover = prover.next_phase(plan, 3)
             assert set(prover.watched or ()) == set(plan.phases[index - 1].thaws)
         model.train()
         step(model, optimizer, prover, number=number)
@@ -238,7 +238,7 @@ def test_a_frozen_tensor_that_moved_is_found_at_the_switch() -> None:
         model.layers[2].linear.weight[0, 0] += 1  # the next phase trains it, but it had not begun
     model, plan = enter_phase(model, plan, 1)
     with pytest.raises(PlanMismatchError, match=r"layers\.2\.linear\.weight[\s\S]*end of phase 0"):
-        prover.next_phase(plan)
+        prover.next_phase(plan, 3)
 
 
 def test_what_a_phase_thaws_and_the_loss_does_not_reach_is_an_error() -> None:
@@ -254,7 +254,7 @@ def test_what_a_phase_thaws_and_the_loss_does_not_reach_is_an_error() -> None:
     prover = Prover(model, plan)
     step(model, optimizer, prover)
     model, plan = enter_phase(model, plan, 1)
-    prover = prover.next_phase(plan)
+    prover = prover.next_phase(plan, 3)
     with pytest.raises(TrainingError, match=r"got no gradient at step 1: unused\.weight"):
         step(model, optimizer, prover, number=1)
 

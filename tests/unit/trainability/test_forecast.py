@@ -133,6 +133,19 @@ def test_the_models_own_tensor_parallel_plan_comes_first() -> None:
     assert "by the model's own plan" in forecast.notes[0]
 
 
+def test_fused_experts_that_the_models_plan_names_are_split() -> None:
+    model = nn.Module()
+    model.experts = nn.ModuleList([nn.Module()])
+    model.experts[0].gate_up_proj = nn.Parameter(torch.ones(3, 8, 4))  # [experts, out, in]
+    model.experts[0].down_proj = nn.Parameter(torch.ones(3, 4, 6))
+    model.experts[0].odd = nn.Parameter(torch.ones(3, 4, 5))
+    styles = {"experts.*.gate_up_proj": "packed_colwise", "experts.*.down_proj": "rowwise", "experts.*.odd": "rowwise"}
+    forecast = resolve(model).forecast(tp_size=2, dp_shard_size=2, tp_plan=styles)
+    assert list(forecast.placements.values()) == ["column", "row", "replicated"]
+    assert forecast.weights == 4 * 2 * (4 * 4 + 4 * 3 + 4 * 5)  # two of three experts on the fuller device
+    assert "not split, since 2 does not divide them: experts.0.odd" in forecast.notes
+
+
 @pytest.mark.parametrize("injected", [False, True])
 def test_the_factor_beside_the_split_dim_is_split_with_it(injected: bool) -> None:
     model = Decoder()
@@ -155,6 +168,12 @@ def test_the_factor_beside_the_split_dim_is_split_with_it(injected: bool) -> Non
     # [3, 8] whole, [4/2, 3], [3, 4/2], [8, 3] whole; then half of the rows of each
     assert forecast.adapters == 2 * 4 * (2 * 8 + 1 * 3 + 2 * 2 + 4 * 3)
     assert "(adapters 0.0 MB)" in plan.render(devices=forecast)
+
+
+def test_an_optimizer_that_cannot_run_on_shards_is_named() -> None:
+    plan = resolve(encoder())
+    assert "Adafactor does not run on split" in plan.forecast(optimizer="adafactor", dp_shard_size=2).notes[0]
+    assert plan.forecast(optimizer="adafactor", dp_replicate_size=2).notes == ()
 
 
 def test_sizes_below_one_are_refused() -> None:

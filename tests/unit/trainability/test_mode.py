@@ -115,3 +115,38 @@ def test_a_compiled_model_honours_it() -> None:
     prepare(model, freeze_config=FREEZE)
     model.train()
     assert statistics_moved(model) == {"_orig_mod.layers.2"}
+
+
+class _KeepsItsChildrenTraining(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Dropout()
+
+    def train(self, mode: bool = True) -> _KeepsItsChildrenTraining:
+        self.training = mode
+        return self
+
+
+class _SetsFlagsItsOwnWay(nn.Module):
+    seen: list[str]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "training":
+            self.__dict__.setdefault("seen", []).append(name)
+        super().__setattr__(name, value)
+
+
+def test_a_frozen_subtree_goes_into_evaluation_mode_as_torch_would_put_it() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(2, 2), _KeepsItsChildrenTraining(), _SetsFlagsItsOwnWay(), nn.Sequential(nn.ReLU())
+        )
+
+    model, reference = nn.ModuleDict({"a": build(), "b": nn.Linear(2, 2)}), build()
+    hold_in_eval(model, ["a"])
+    nn.Module.train(reference, False)
+    modes = [module.training for module in model["a"].modules()]
+    assert modes == [module.training for module in reference.modules()]
+    assert modes == [False, False, False, True, False, False, False]
+    assert model["a"][2].seen == reference[2].seen
+    assert model["b"].training

@@ -30,7 +30,7 @@ def test_a_phase_is_parsed_with_its_start_its_selectors_and_its_rate() -> None:
     assert (second.at, second.lr, second.unfreeze) == (PhaseStart(step=9), None, ())
     assert second.freeze == parse_selectors([{"param": "*.bias"}])
     assert phases_of({"at": {"epoch": 0.5}, "lr": 1}) == phases_of({"at": {"epoch": 0.5, "step": None}, "lr": 1.0})
-    assert parse_freeze_config({"phases": []}) == parse_freeze_config({})
+    assert parse_freeze_config({"phases": []}) == parse_freeze_config({"freeze_modules": []})
 
 
 @pytest.mark.parametrize(

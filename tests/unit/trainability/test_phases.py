@@ -221,7 +221,7 @@ def test_adapters_are_injected_once_and_skip_what_any_phase_trains_in_full() -> 
     )
     names = {name for name, _ in model.named_parameters() if "lora" in name}
     assert names == {f"layers.{i}.linear.lora_{side}.default.weight" for i in (0, 1) for side in "AB"}
-    assert "not adapted, trained in full: layers.2.linear" in plan.notes
+    assert "not adapted, trained in full: 1 module (layers.2.linear)" in plan.notes
     assert set(plan.trainable) == names
     assert "layers.2.linear.weight" in plan.in_phase(1).trainable
     assert set(plan.in_phase(1).kept) == names | set(plan.phases[0].thaws)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, SupportsIndex, cast
+from typing import Any, SupportsIndex, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from frostline.tree import AdapterPart
 
@@ -83,9 +84,54 @@ def adapt_in_place(module: nn.Module, mixin: type[InPlaceAdapted]) -> None:
     if isinstance(module, InPlaceAdapted):
         raise TypeError(f"{type(module).__name__} is already adapted by another method")
     module.__class__ = _adapted_class(mixin, type(module))  # type: ignore[assignment]
-    module.frostline_enabled = True  # type: ignore[assignment]
-    module.frostline_settings = {}  # type: ignore[assignment]
-    module.frostline_merged = ()  # type: ignore[assignment]
+    # Not by `nn.Module.__setattr__`, which looks for a parameter, a module and a buffer of that name first.
+    module.__dict__.update(frostline_enabled=True, frostline_settings={}, frostline_merged=())
+
+
+def add_factor(module: nn.Module, bank: str, adapter: str, weight: Tensor) -> None:
+    """Give `module` the factor `bank.adapter`, with a bank where it has none of that name yet. Mutates `module`.
+
+    Raises:
+        KeyError: `module` has something else under the name of the bank, or ModuleDict under that of the adapter.
+    """
+    if bank not in module._modules:
+        _add_child(module, bank, _blank(FactorBank))
+    factor = _blank(Factor)
+    factor._parameters["weight"] = nn.Parameter(weight)
+    _add_child(cast("nn.Module", module._modules[bank]), adapter, factor)
+
+
+def _add_child(parent: nn.Module, name: str, child: nn.Module) -> None:
+    """`parent.add_module(name, child)`; its search for an attribute of that name costs more than all the rest."""
+    is_free = name not in parent.__dict__ and name not in parent._parameters and name not in parent._buffers
+    if is_free and not _class_has(type(parent), name) and not torch_module._global_module_registration_hooks:
+        parent._modules[name] = child
+    else:
+        parent.add_module(name, child)
+
+
+@cache
+def _class_has(cls: type[nn.Module], name: str) -> bool:
+    return hasattr(cls, name) or "." in name or not name
+
+
+_Blank = TypeVar("_Blank", bound=nn.Module)
+
+
+def _blank(cls: type[_Blank]) -> _Blank:
+    """A module without parameters, by copying the state of one that `nn.Module.__init__` has made."""
+    made = cls.__new__(cls)
+    made.__dict__.update(
+        {key: value.copy() if isinstance(value, (dict, set)) else value for key, value in _initial_state(cls).items()}
+    )
+    return made
+
+
+@cache
+def _initial_state(cls: type[nn.Module]) -> dict[str, Any]:
+    fresh = cls.__new__(cls)
+    nn.Module.__init__(fresh)
+    return fresh.__dict__
 
 
 def restore_class(module: nn.Module) -> None:

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from frostline.adapters.base import ALL_LINEAR, DEFAULT_NAME, PEFT, register_method
-from frostline.adapters.layers.in_place import Factor, FactorBank, adapt_in_place, adapter_dtype
+from frostline.adapters.layers.in_place import adapt_in_place, adapter_dtype, add_factor
 from frostline.adapters.layers.lora_linear import LoRAMixin, LoRASettings, initial_down, is_linear
 from frostline.config.origin import Origins
 from frostline.errors import ConfigError, Problem
 from frostline.tree import PlannedParam, join_path
+from frostline.tree.records import quick_maker
 
 _ALIASES = {"r": "rank", "dim": "rank", "lora_rank": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout"}
 _DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
@@ -88,8 +89,8 @@ class LoRA(PEFT):
         linear = cast("nn.Linear", module)
         dtype = adapter_dtype(self.dtype, linear.weight.dtype)
         return (
-            PlannedParam(f"lora_A.{adapter}.weight", (self.rank, linear.in_features), dtype),
-            PlannedParam(f"lora_B.{adapter}.weight", (linear.out_features, self.rank), dtype),
+            _planned(f"lora_A.{adapter}.weight", (self.rank, linear.in_features), dtype),
+            _planned(f"lora_B.{adapter}.weight", (linear.out_features, self.rank), dtype),
         )
 
     def transform(
@@ -102,16 +103,16 @@ class LoRA(PEFT):
         dtype = adapter_dtype(self.dtype, weight.dtype)
         if weight.device.type == "meta":
             down = torch.empty(self.rank, linear.in_features, dtype=dtype, device="meta")
+            up = torch.empty(linear.out_features, self.rank, dtype=dtype, device="meta")
         else:
             seeded = f"{path}.lora_A.{adapter}"
             down = initial_down(self.rank, linear.in_features, path=seeded, seed=self.seed, dtype=dtype)
-        up = torch.zeros(linear.out_features, self.rank, dtype=dtype, device=weight.device)
+            down = down.to(weight.device)
+            up = torch.zeros(linear.out_features, self.rank, dtype=dtype, device=weight.device)
         adapt_in_place(module, LoRAMixin)
         adapted = cast("LoRAMixin", module)
-        for bank, value in (("lora_A", down.to(weight.device)), ("lora_B", up)):
-            if bank not in module._modules:
-                module.add_module(bank, FactorBank())
-            cast("FactorBank", module._modules[bank])[adapter] = Factor(value)
+        add_factor(module, "lora_A", adapter, down)
+        add_factor(module, "lora_B", adapter, up)
         adapted.frostline_settings[adapter] = LoRASettings(self.scaling, self.dropout)
         return module
 
@@ -151,6 +152,9 @@ class LoRA(PEFT):
         if problems:
             raise ConfigError.from_problems(problems)
         return cls(**fields)
+
+
+_planned = quick_maker(PlannedParam)
 
 
 def _problems(fields: Mapping[str, Any], origins: Origins) -> list[Problem]:

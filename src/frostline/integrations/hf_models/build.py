@@ -78,6 +78,7 @@ class MetaModel:
         resized: those of `new` that the files hold in the shape of another head: path -> (their shape, ours).
         unused: tensors of the files that the model has no place for.
         dtype: of the loaded parameters.
+        remarks: further notes.
     """
 
     model: nn.Module
@@ -85,6 +86,7 @@ class MetaModel:
     resized: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
     unused: tuple[str, ...]
     dtype: torch.dtype
+    remarks: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
@@ -96,7 +98,7 @@ class MetaModel:
         if self.unused:
             shown = ", ".join(self.unused[:3]) + (", ..." if len(self.unused) > 3 else "")
             lines.append(f"{len(self.unused)} tensors of the base files have no place in this model: {shown}")
-        return lines
+        return [*lines, *self.remarks]
 
 
 def read_config(folder: ModelLocation, settings: ModelSettings, head: Head | None = None) -> PretrainedConfig:

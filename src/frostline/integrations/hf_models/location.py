@@ -16,7 +16,7 @@ from frostline.config.origin import Origin
 from frostline.data.packages import PREFIX, find_in_package
 from frostline.errors import ModelError
 
-Kind = Literal["folder", "gguf", "hub"]
+Kind = Literal["folder", "gguf", "hub", "factory"]
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.\-]*(/[\w.\-]+)?$")
 
 
@@ -26,7 +26,7 @@ class ModelLocation:
 
     Attributes:
         name: what the user wrote; recorded as the identity of the base.
-        kind: `folder`, `gguf` or `hub` (a package is one of the first two once found).
+        kind: `folder`, `gguf` or `hub` (a package is one of the first two once found); `factory` for code that builds.
         path: the folder or the GGUF file; None for a Hub repository that is not on this machine yet.
         package: the Python package that holds it, if any.
         revision: branch, tag or commit on the Hub.

@@ -1,0 +1,203 @@
+"""Times a plan of 46,000 linears against nemo-automodel's freezing and peft's injection, and the command from cold.
+
+    python benchmarks/plan.py [--rounds 3] [--part freeze|adapters|command|all]
+
+The model is `large_moe.py` on the meta device: 60 layers of 256 experts. Each side runs in a process of its own, in turn
+(A B A B ...), so that a machine whose speed drifts slows both; only the calls are on the clock, not the imports and the
+building of the model. Reported are medians with their range, and ratios theirs / ours, round by round: 10x means that
+we take a tenth of their time. A peer that is not installed is said, with how to install it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PEERS = {
+    "nemo_automodel": "pip install --no-deps nemo-automodel==0.7.0",
+    "peft": "pip install peft",
+}
+# The same block for both sides: a few subtrees, and a glob that reaches every module of the layers.
+BLOCKS: dict[str, dict[str, Any]] = {
+    "layers": {"freeze_modules": [{"glob": "model.layers.*"}], "unfreeze_modules": [{"glob": "*.self_attn"}]},
+    "subtrees": {"freeze_modules": [{"path": "model"}], "unfreeze_modules": [{"glob": "*.self_attn"}]},
+}
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "router", "gate_proj", "up_proj", "down_proj"]
+COMMAND = ["-c", "from frostline.cli import console_script; console_script()", "plan", "benchmarks/large_moe.yaml"]
+
+
+def build() -> Any:
+    """The model without values."""
+    import large_moe
+    import torch
+
+    with torch.device("meta"):
+        return large_moe.build()
+
+
+def freeze_ours(block: str) -> Callable[[], str]:
+    """Resolve and apply."""
+    import frostline
+
+    model = build()
+
+    def run() -> str:
+        plan = frostline.resolve(model, freeze_config=BLOCKS[block])
+        plan.apply(model)
+        return f"{len(plan.trainable)} of {len(plan.decisions)} parameters train"
+
+    return run
+
+
+def freeze_theirs(block: str) -> Callable[[], str]:
+    """Their function sets the flags; there is no plan."""
+    from nemo_automodel.components.utils.model_utils import apply_parameter_freezing
+
+    model = build()
+
+    def run() -> str:
+        apply_parameter_freezing(model, BLOCKS[block])
+        return ""
+
+    return run
+
+
+def adapters_ours(_: str) -> Callable[[], str]:
+    """Inject, resolve and apply: LoRA on every linear but the head."""
+    import frostline
+
+    model = build()
+
+    def run() -> str:
+        _, plan = frostline.prepare(model, peft=frostline.LoRA(rank=8, exclude_modules=["lm_head"]))
+        return f"{sum(path.endswith('lora_A.default.weight') for path in plan.trainable)} linears adapted"
+
+    return run
+
+
+def adapters_theirs(_: str) -> Callable[[], str]:
+    """The same linears by peft."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    model = build()
+
+    def run() -> str:
+        config = LoraConfig(r=8, lora_alpha=16, target_modules=LINEARS)
+        inject_adapter_in_model(config, model, low_cpu_mem_usage=True)
+        return f"{sum(hasattr(module, 'lora_A') for module in model.modules())} linears adapted"
+
+    return run
+
+
+SIDES = {
+    "freeze": (freeze_ours, freeze_theirs, "nemo_automodel", "nemo-automodel 0.7"),
+    "adapters": (adapters_ours, adapters_theirs, "peft", "peft"),
+}
+
+
+def measure_here(part: str, side: str, block: str) -> None:
+    """In the process of one side: the call once, on the clock; prints a line of JSON."""
+    run = SIDES[part][("ours", "theirs").index(side)](block)
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
+    done = run()
+    seconds = time.perf_counter() - started
+    added = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(json.dumps({"seconds": seconds, "added_mb": added, "done": done}))
+
+
+def measure(part: str, side: str, block: str) -> dict[str, Any] | None:
+    """One side in a fresh process; None where its library is not installed."""
+    command = [sys.executable, str(HERE / "plan.py"), "--side", side, "--part", part, "--block", block]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        if f"No module named '{SIDES[part][2]}" in done.stderr:
+            return None
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure_command() -> dict[str, float]:
+    """`frostline plan` on the config, from a cold start: seconds and peak memory of its process."""
+    started = time.perf_counter()
+    with subprocess.Popen([sys.executable, *COMMAND], cwd=HERE.parent, stdout=subprocess.DEVNULL) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"frostline plan ended with status {process.returncode}")
+    return {"seconds": seconds, "peak_mb": usage.ru_maxrss / 1024}
+
+
+def spread(values: list[float], digits: int, unit: str = "") -> str:
+    """`median (min to max)`."""
+    low, middle, high = (f"{value:.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
+    return f"{middle}{unit} ({low} to {high})"
+
+
+def compare(part: str, block: str, rounds: int, title: str) -> None:
+    """Print one comparison."""
+    _, _, module, name = SIDES[part]
+    ours: list[dict[str, Any]] = []
+    theirs: list[dict[str, Any]] = []
+    for _ in range(rounds):
+        ours += filter(None, [measure(part, "ours", block)])
+        theirs += filter(None, [measure(part, "theirs", block)])
+    print(f"\n{title}")
+    for label, runs in (("Frostline", ours), (name, theirs)):
+        if not runs:
+            print(f"  {label:<20} is not installed: {PEERS[module]}")
+            continue
+        seconds, added = ([run[key] for run in runs] for key in ("seconds", "added_mb"))
+        done = f"   {runs[0]['done']}" if runs[0]["done"] else ""
+        print(f"  {label:<20} {spread(seconds, 2, ' s'):<26} {spread(added, 0, ' MB more'):<30}{done}")
+    if theirs:
+        ratios = [other["seconds"] / own["seconds"] for own, other in zip(ours, theirs, strict=True)]
+        print(f"  {'theirs / ours':<20} {spread(ratios, 2, 'x')}", flush=True)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--part", choices=["freeze", "adapters", "command", "all"], default="all")
+    parser.add_argument("--side", choices=["ours", "theirs"], help=argparse.SUPPRESS)
+    parser.add_argument("--block", choices=list(BLOCKS), default="layers", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.side:
+        measure_here(arguments.part, arguments.side, arguments.block)
+        return
+    rounds, part = arguments.rounds, arguments.part
+    load = ""
+    with contextlib.suppress(OSError):
+        load = f", load {os.getloadavg()[0]:.1f}"
+    cores = f"{os.cpu_count()} cores{load}"
+    print(f"{platform.processor() or platform.machine()}, {cores}, {rounds} rounds: median (min to max)", flush=True)
+    if part in ("freeze", "all"):
+        compare("freeze", "layers", rounds, "resolve + apply, a glob over all modules of the layers")
+        compare("freeze", "subtrees", rounds, "resolve + apply, a path and a glob of 60 modules")
+    if part in ("adapters", "all"):
+        compare("adapters", "layers", rounds, "inject + resolve + apply, LoRA r8 on every linear but the head")
+    if part in ("command", "all"):
+        runs = [measure_command() for _ in range(rounds)]
+        print("\nfrostline plan benchmarks/large_moe.yaml, from a cold start")
+        seconds, peak = ([run[key] for run in runs] for key in ("seconds", "peak_mb"))
+        print(f"  {'Frostline':<20} {spread(seconds, 2, ' s'):<26} {spread(peak, 0, ' MB at most')}")
+
+
+if __name__ == "__main__":
+    main()
