@@ -81,10 +81,10 @@ def _shards_are_hashed_where_they_are(process_rank: int) -> tuple[str, str]:
     if process_rank == 0:
         plan.verify(model)
         part = FrozenPart(model, plan)
-        assert part.changed() == [] == part.written()
+        assert part.changed() == []
         with torch.no_grad():
             local_parts(model.embed.weight)[0].add_(1)
-        assert part.changed() == ["embed.weight"] == part.changed_by_checksum() == part.written()
+        assert part.changed() == ["embed.weight"]
         digest = part.digest
     dist.barrier()
     return digest, tensor_digest(model.head.weight)

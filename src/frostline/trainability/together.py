@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from frostline.config.wording import shorten_names
 from frostline.errors import FrostlineError, PlanMismatchError
+from frostline.trainability.agreement import Agreement
 from frostline.trainability.difference import diff_plans
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from frostline.trainability.plan import TrainabilityPlan
 
 _MAX_LINES = 12
@@ -26,13 +27,13 @@ class _Finding:
     """What one process has to say: digest of its whole plan, planned paths that its stage holds, its error."""
 
     digest: str
-    held: frozenset[str] | None
+    held: list[str] | None
     error: str
 
 
 def agree(
     plan: TrainabilityPlan,
-    group: dist.ProcessGroup,
+    group: ProcessGroup,
     *,
     error: Exception | None = None,
     held: Collection[str] | None = None,
@@ -49,8 +50,9 @@ def agree(
     Raises:
         PlanMismatchError: on all processes, with what the others found.
     """
-    finding = _Finding(plan.whole.digest, None if held is None else frozenset(held), _first_line(error))
-    findings = _exchange(finding, group)
+    together = Agreement(group)
+    own = (plan.whole.digest, None if held is None else sorted(held), _first_line(error))
+    findings = [_Finding(*entry) for entry in together.gather(own)]
     if error is not None:
         raise error
     failed = {process_rank: entry.error for process_rank, entry in enumerate(findings) if entry.error}
@@ -63,7 +65,7 @@ def agree(
         )
     digests = {entry.digest for entry in findings}
     if len(digests) > 1:
-        raise _different_plans(plan, group, [entry.digest for entry in findings], where)
+        raise _different_plans(plan, together, [entry.digest for entry in findings], where)
     _require_complete(plan, findings, where)
 
 
@@ -74,20 +76,11 @@ def _first_line(error: Exception | None) -> str:
     return text.partition("\n")[0]
 
 
-def _exchange(finding: _Finding, group: dist.ProcessGroup) -> list[_Finding]:
-    findings: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(findings, finding, group=group)
-    return cast("list[_Finding]", findings)
-
-
-def _different_plans(
-    plan: TrainabilityPlan, group: dist.ProcessGroup, digests: list[str], where: str
-) -> PlanMismatchError:
+def _different_plans(plan: TrainabilityPlan, together: Agreement, digests: list[str], where: str) -> PlanMismatchError:
     """The error, with what differs from process 0: every process knows of it, so that one more exchange is safe."""
     ours = plan.whole.to_json()
-    theirs: list[Any] = [ours]
-    dist.broadcast_object_list(theirs, src=dist.get_global_rank(group, 0), group=group)
-    lines = [str(line) for line in diff_plans(theirs[0], ours)]
+    theirs = together.gather(ours)[0]
+    lines = [str(line) for line in diff_plans(theirs, ours)]
     shown = lines[:_MAX_LINES] + ([f"and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else [])
     plans = ", ".join(f"process {process_rank}: {digest[:8]}" for process_rank, digest in enumerate(digests))
     return PlanMismatchError(
@@ -99,7 +92,7 @@ def _different_plans(
 
 
 def _require_complete(plan: TrainabilityPlan, findings: list[_Finding], where: str) -> None:
-    stages = [entry.held for entry in findings if entry.held is not None]
+    stages = [frozenset(entry.held) for entry in findings if entry.held is not None]
     if not stages:
         return
     missing = [path for path in plan.whole.decisions if not any(path in held for held in stages)]
