@@ -144,5 +144,6 @@ def write_page(planned: runs.PlannedRun, devices: Forecast | None, file: Path) -
     Raises:
         CheckpointError: the disk is full, or the folder cannot be written.
     """
-    title = planned.loaded.config.model.name_or_path
+    model = planned.loaded.config.model
+    title = model.name_or_path or model.factory or "model"
     write_file(file, planned.plan.to_html(planned.facts, title=title, memory=planned.memory, devices=devices))
