@@ -126,6 +126,21 @@ def test_the_page_is_written_whole_and_an_earlier_one_replaced(bench: Any) -> No
     assert sorted(path.name for path in bench.folder.iterdir()) == ["config.yaml", "plan.html"]
 
 
+def test_the_page_of_a_model_that_a_factory_builds_is_named_after_it(bench: Any) -> None:
+    bench.write(
+        "page_models.py",
+        "from transformers import BertConfig, BertForSequenceClassification\n\n\n"
+        "def bert(num_labels=2):\n"
+        "    sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)\n"
+        "    return BertForSequenceClassification(BertConfig(vocab_size=19, num_labels=num_labels, **sizes))\n",
+    )
+    model = {"factory": "page_models:bert", "trust_code": True}
+    bench.config(model=model, tokenizer=str(bench.model))
+    outcome = bench.run("plan", "config.yaml", "--html", "plan.html")
+    assert outcome.status == 0, outcome.err
+    assert "<title>page_models:bert: what trains</title>" in (bench.folder / "plan.html").read_text(encoding="utf-8")
+
+
 def test_the_page_takes_the_place_of_nothing_else(bench: Any) -> None:
     bench.config()
     bench.write("mine.html", "<p>mine</p>")

@@ -145,5 +145,5 @@ def write_page(planned: runs.PlannedRun, devices: Forecast | None, file: Path) -
         CheckpointError: the disk is full, or the folder cannot be written.
     """
     model = planned.loaded.config.model
-    title = model.name_or_path or model.factory or ""
+    title = model.name_or_path or model.factory or "model"
     write_file(file, planned.plan.to_html(planned.facts, title=title, memory=planned.memory, devices=devices))
