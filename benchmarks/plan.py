@@ -111,7 +111,8 @@ SIDES = {
 
 def measure_here(part: str, side: str, block: str) -> None:
     """In the process of one side: the call once, on the clock; prints a line of JSON."""
-    run = SIDES[part][("ours", "theirs").index(side)](block)
+    ours, theirs, _, _ = SIDES[part]
+    run = (ours if side == "ours" else theirs)(block)
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started, started_cpu = time.perf_counter(), time.process_time()
