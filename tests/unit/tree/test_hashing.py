@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from frostline.tree import tensor_checksum, tensor_checksums, tensor_digest
+from frostline.tree import hashing, tensor_checksum, tensor_checksums, tensor_digest
 from frostline.tree.hashing import _CHUNK_ELEMENTS, _WORDS
 
 
@@ -73,3 +73,10 @@ def test_many_checksums_at_once_leave_out_what_has_no_bits() -> None:
     found = tensor_checksums(tensors)
     assert list(found) == ["a", "c"]
     assert found["a"] == found["c"] == int(tensor_checksum(torch.ones(3)))
+
+
+def test_the_pieces_of_a_packed_tensor_count_by_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashing, "local_parts", lambda tensor: (tensor,) if tensor.ndim == 1 else tuple(tensor))
+    pieces = torch.arange(12.0).reshape(3, 4)
+    assert int(tensor_checksum(pieces)) == int(tensor_checksum(pieces.clone()))
+    assert int(tensor_checksum(pieces)) != int(tensor_checksum(pieces.flip(0)))
