@@ -60,7 +60,8 @@ def test_rows_and_adapters_from_config_to_other_tools(
     config.write_text(dump_yaml(values))
     screen = cli("plan", config)
     line = next(line for line in screen.splitlines() if "rows" in line and "embed_tokens" in line)
-    assert re.match(r" +embed_tokens  rows 35:40 \(5 of 40\) +80  line \d+: unfreeze_modules param", line)
+    assert re.match(r" +embed_tokens  rows 35:40 \(5 of 40\) +80", line)
+    assert "unfreeze_modules param" in screen
     assert "vLLM no (trained rows)" in screen
     record = json.loads(cli("plan", config, "--json"))
     assert record["parameters"]["model.embed_tokens.trained_rows"]["rows"] == "35:40"

@@ -68,7 +68,10 @@ def expert_notes(decisions: Iterable[Decision], tree: ModuleTree, conditional: C
     told = [
         entry.path
         for entry in decisions
-        if entry.trains and conditional.experts[index := tree.param_index[entry.path]] and not conditional.tagged[index]
+        if entry.trains
+        and (index := tree.param_index.get(entry.path)) is not None  # rows of a table are not in the tree yet
+        and conditional.experts[index]
+        and not conditional.tagged[index]
     ]
     if told:
         yield (

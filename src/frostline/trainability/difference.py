@@ -94,5 +94,5 @@ def _as_one(group: list[Difference], position: int) -> Difference:
 def _word(entry: Mapping[str, Any]) -> str:
     rows = entry.get("rows")
     if entry["trains"] and rows is not None:
-        return f"{len(rows)} rows trained ({rows[0]}-{rows[-1]})" if rows else "no row trained"
+        return f"rows {rows} trained"
     return "trained" if entry["trains"] else "frozen"

@@ -14,6 +14,7 @@ from torch import nn
 from frostline.errors import PlanMismatchError
 from frostline.trainability.plan import TrainabilityPlan
 from frostline.trainability.rewrap import refresh_fsdp, rewrapped, wrappers_around_ddp
+from frostline.tree import unwrap
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -42,7 +43,7 @@ def enter_phase(model: ModelT, plan: TrainabilityPlan, index: int) -> tuple[Mode
         _refuse_compiled()
     entered = plan.in_phase(index)
     wrappers = wrappers_around_ddp(model)
-    entered.apply(model)
+    entered.apply(unwrap(model) if wrappers else model)  # the old DDP is not asked: a new one is built
     refresh_fsdp(model)
     if "torch._dynamo" in sys.modules:  # nothing was compiled before somebody imported it
         torch._dynamo.reset()

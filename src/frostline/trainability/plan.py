@@ -458,7 +458,7 @@ class TrainabilityPlan:
                     "dtype": entry.dtype,
                     **_place_of(entry),
                     **({"conditional": True} if entry.conditional else {}),
-                    **({"rows": list(entry.rows)} if entry.rows is not None else {}),
+                    **({"rows": show_rows(entry.rows)} if entry.rows is not None else {}),
                     **({"aliases": list(entry.aliases)} if entry.aliases else {}),
                     **({"note": entry.note} if entry.note else {}),
                 }

@@ -10,7 +10,7 @@ import pytest
 import frostline as fl
 from frostline.errors import ConfigError, SelectorError
 from frostline.recipes.config_checks import read_config
-from frostline.selectors import parse_selector, parse_selectors
+from frostline.selectors import OF_ROWS, parse_selector, parse_selectors
 
 from .conftest import VOCABULARY, rows_config, table
 
@@ -46,7 +46,7 @@ def test_positions_are_those_of_python(value: Any, expected: tuple[int, ...]) ->
 @pytest.mark.parametrize("value", [True, False, None, 1.0, [], [1, 2.0], [True], "x", "", "1:2:0", "1:2:3:4", {"a": 1}])
 def test_anything_else_is_refused(value: Any) -> None:
     with pytest.raises(SelectorError, match="`rows` is") as caught:
-        parse_selectors([{"param": "*.weight", "rows": value}], rows=True)
+        parse_selectors([{"param": "*.weight", "rows": value}], also=OF_ROWS)
     assert caught.value.problems[0].where.endswith("[0].rows")
 
 
@@ -63,12 +63,12 @@ def test_no_row_is_an_error() -> None:
 
 def test_rows_are_no_option_of_other_kinds() -> None:
     with pytest.raises(SelectorError, match="unknown key `rows` in a `glob` selector"):
-        parse_selectors([{"glob": "*", "rows": 1}], rows=True)
+        parse_selectors([{"glob": "*", "rows": 1}], also=OF_ROWS)
 
 
 def test_rows_are_printed() -> None:
-    assert str(parse_selectors({"param": "a.weight", "rows": "5:"}, rows=True)[0]) == 'param "a.weight" rows "5:"'
-    assert str(parse_selectors({"param": "a.weight", "rows": [1, 2]}, rows=True)[0]) == 'param "a.weight" rows 1, 2'
+    assert str(parse_selectors({"param": "a.weight", "rows": "5:"}, also=OF_ROWS)[0]) == 'param "a.weight" rows "5:"'
+    assert str(parse_selectors({"param": "a.weight", "rows": [1, 2]}, also=OF_ROWS)[0]) == 'param "a.weight" rows 1, 2'
 
 
 SELECTOR = {"param": "embed_tokens.weight", "rows": "5:"}
@@ -76,9 +76,9 @@ SELECTOR = {"param": "embed_tokens.weight", "rows": "5:"}
 
 def test_within_except_and_single_selectors_take_no_rows() -> None:
     with pytest.raises(SelectorError, match="selects rows, which is not possible here"):
-        parse_selectors({"glob": "*", "except": [SELECTOR]}, rows=True)
+        parse_selectors({"glob": "*", "except": [SELECTOR]}, also=OF_ROWS)
     with pytest.raises(SelectorError, match="`within` needs modules"):
-        parse_selectors({"glob": "*", "within": SELECTOR}, rows=True)
+        parse_selectors({"glob": "*", "within": SELECTOR}, also=OF_ROWS)
     with pytest.raises(SelectorError, match="selects rows"):
         parse_selector(SELECTOR)
 
