@@ -184,7 +184,8 @@ def _resolve(
             possible="the method that it was prepared with",
             fix="give the same `peft` again, or start from a freshly loaded base model",
         )
-    tree = ModuleTree.from_model(model).without_rows()
+    present = ModuleTree.from_model(model)
+    tree = present.without_rows()
     new_paths = frozenset(new)
     _require_known(new_paths, tree)
     if adapter is None:  # whatever the model's adapter is called
@@ -205,7 +206,8 @@ def _resolve(
     named = named_in_rows(tree, (*rules.freeze, *rules.unfreeze))
     refuse_unsupported(tree, [(index, selector.origin, str(selector)) for index, selector in named])
     plan = resolve_plan(tree, rules, adapters=additions, new=new_paths, built_flags=flags)
-    _require_same_rows(model, plan, origins)
+    if tree is not present:
+        _require_same_rows(model, plan, origins)
     return _Resolved(plan, method, targets)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import nn
 
@@ -27,6 +28,13 @@ class Conditional:
 
     tagged: bytearray
     experts: bytearray
+
+    @cached_property
+    def mask(self) -> bytes:
+        """Both."""
+        size = len(self.tagged)
+        joined = int.from_bytes(self.tagged, "little") | int.from_bytes(self.experts, "little")
+        return joined.to_bytes(size, "little")
 
     def __getitem__(self, index: int) -> bool:
         return bool(self.tagged[index] or self.experts[index])

@@ -370,16 +370,19 @@ def _decisions(
 ) -> Iterable[Decision]:
     aliases = {first: names[1:] for first, names in tree.names_of_tensor.items()}
     repeated = {index for names in aliases.values() for index in names}
-    for index, ref in enumerate(tree.params):
+    may_wait = conditional.mask
+    for index, (ref, rule, trains) in enumerate(zip(tree.params, draft.rule, draft.trains, strict=True)):
         if index in repeated:
             continue
-        other = tuple(tree.params[alias].path for alias in aliases.get(index, ()))
+        others = aliases.get(index, ())
+        other = tuple(tree.params[alias].path for alias in others) if others else ()
         kind = "adapter" if ref.is_adapter else "base"
         if ref.path in new and all(name in new for name in other):
             kind = "new"
-        rule, trains = draft.rule[index], draft.trains[index]
-        built = built_flags.get(ref.path, ref.requires_grad) if built_flags else ref.requires_grad
-        note = _BUILT_FROZEN if trains and rule.kind == "unfreeze" and not built else ""
+        note = ""
+        if trains and rule.kind == "unfreeze":
+            built = built_flags.get(ref.path, ref.requires_grad) if built_flags else ref.requires_grad
+            note = "" if built else _BUILT_FROZEN
         whole = decide(
             ref.path,
             trains,
@@ -391,7 +394,7 @@ def _decisions(
             kind,
             other,
             # Under each of its names a tensor may be reached, so all have to be conditional.
-            conditional[index] and all(conditional[alias] for alias in aliases.get(index, ())),
+            bool(may_wait[index]) and all(may_wait[alias] for alias in others),
         )
         if index not in draft.rows:
             yield whole

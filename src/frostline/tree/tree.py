@@ -126,7 +126,8 @@ class ModuleTree:
             while len(open_modules) > depth:
                 _close(modules[open_modules.pop()], index, len(params))
             parent = open_modules[-1] if open_modules else -1
-            is_adapter = (parent >= 0 and modules[parent].is_adapter) or isinstance(module, AdapterPart)
+            holds_adapter, holds_rows = _marks(type(module))
+            is_adapter = holds_adapter or (parent >= 0 and modules[parent].is_adapter)
             start = len(params)
             if module._parameters:
                 prefix = path + "." if path else ""
@@ -134,22 +135,16 @@ class ModuleTree:
                     if param is None:
                         continue
                     full = prefix + name
-                    if is_lazy(param):
-                        raise _uninitialized(full, module)
                     if at_rest:
                         param = at_rest.get(id(param), param)
-                    dtype = stored_dtype(param)
-                    params.append(
-                        ParamRef(
-                            full,
-                            index,
-                            param,
-                            tuple(param.shape),
-                            dtype,
-                            param.requires_grad,
-                            is_adapter or (name == TRAINED_ROWS and isinstance(module, HoldsTrainedRows)),
-                        )
-                    )
+                    if type(param) is Parameter:  # nearly all: nothing to look for
+                        dtype = param.dtype
+                    elif is_lazy(param):
+                        raise _uninitialized(full, module)
+                    else:
+                        dtype = stored_dtype(param)
+                    added = is_adapter or (holds_rows and name == TRAINED_ROWS)
+                    params.append(ParamRef(full, index, param, tuple(param.shape), dtype, param.requires_grad, added))
             if module._modules:
                 open_modules.append(index)
                 modules.append(ModuleRef(path, module, parent, is_adapter, 0, start, len(params)))
@@ -180,9 +175,14 @@ class ModuleTree:
             ref.param_end = len(tree.params) if is_last else tree.modules[ref.end].param_start
         return tree
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether single rows of a table train beside it."""
+        return any(ref.is_adapter and ref.is_rows for ref in self.params)
+
     def without_rows(self) -> ModuleTree:
         """This tree as it is without trained rows; itself where it has none."""
-        if not any(ref.is_rows for ref in self.params):
+        if not self.has_rows:
             return self
         tree = ModuleTree()
         for ref in self.modules:
@@ -262,6 +262,12 @@ class ModuleTree:
             found.append(child)
             child = self.modules[child].end
         return found
+
+
+@cache
+def _marks(cls: type[nn.Module]) -> tuple[bool, bool]:
+    """Whether a module of this class is part of an adapter, and whether it may hold trained rows."""
+    return issubclass(cls, AdapterPart), issubclass(cls, HoldsTrainedRows)
 
 
 @cache

@@ -42,14 +42,30 @@ def is_fully_sharded(model: nn.Module) -> bool:
 
 
 def data_parallel_parts(model: nn.Module) -> list[DistributedDataParallel]:
-    """Every DDP wrapper in `model`, itself included."""
-    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    """Every DDP wrapper in `model`, itself included; none where this process is in no group, which DDP needs."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return []
+    return [module for module in _every_module(model) if isinstance(module, DistributedDataParallel)]
 
 
 def has_flat_parameters(model: nn.Module) -> bool:
     """Whether a part of `model` is wrapped by the older FullyShardedDataParallel."""
     # By name: importing torch.distributed.fsdp only to look costs a second.
-    return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+    if "torch.distributed.fsdp" not in sys.modules:
+        return False
+    return any(type(module).__name__ == "FullyShardedDataParallel" for module in _every_module(model))
+
+
+def _every_module(model: nn.Module) -> Iterator[nn.Module]:
+    """What `model.modules()` gives, in another order, without making the paths: a fourth of the time."""
+    waiting, seen = [model], {id(model)}
+    while waiting:
+        module = waiting.pop()
+        yield module
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
 
 
 def _gathered(model: nn.Module) -> Iterator[tuple[Parameter, Parameter]]:
@@ -75,4 +91,4 @@ def _fsdp_modules(model: nn.Module) -> Iterator[Any]:
     kind = getattr(package, "FSDPModule", None)
     if kind is None or not torch.distributed.is_initialized():
         return
-    yield from (module for module in model.modules() if isinstance(module, kind))
+    yield from (module for module in _every_module(model) if isinstance(module, kind))
