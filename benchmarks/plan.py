@@ -51,12 +51,12 @@ def build() -> Any:
 
 def freeze_ours(block: str) -> Callable[[], str]:
     """Resolve and apply."""
-    import frostline
+    from frostline import resolve
 
     model = build()
 
     def run() -> str:
-        plan = frostline.resolve(model, freeze_config=BLOCKS[block])
+        plan = resolve(model, freeze_config=BLOCKS[block])
         plan.apply(model)
         return f"{len(plan.trainable)} of {len(plan.decisions)} parameters train"
 
@@ -78,12 +78,12 @@ def freeze_theirs(block: str) -> Callable[[], str]:
 
 def adapters_ours(_: str) -> Callable[[], str]:
     """Inject, resolve and apply: LoRA on every linear but the head."""
-    import frostline
+    from frostline import LoRA, prepare
 
     model = build()
 
     def run() -> str:
-        _, plan = frostline.prepare(model, peft=frostline.LoRA(rank=8, exclude_modules=["lm_head"]))
+        _, plan = prepare(model, peft=LoRA(rank=8, exclude_modules=["lm_head"]))
         return f"{sum(path.endswith('lora_A.default.weight') for path in plan.trainable)} linears adapted"
 
     return run

@@ -54,6 +54,7 @@ class _Resolved:
     plan: TrainabilityPlan
     method: PEFT | None
     targets: Targets | None
+    tree: ModuleTree
 
 
 def resolve(
@@ -80,6 +81,7 @@ def resolve(
     return _resolve(model, freeze_config, peft, new, origins).plan
 
 
+@collector_paused()
 def prepare(
     model: ModelT,
     *,
@@ -115,7 +117,7 @@ def prepare(
         lay_rows(model, wanted)
     try:
         if resolved.method is not None and not adapters_of(model):
-            inject(model, resolved.method, adapter=adapter, targets=resolved.targets)
+            inject(model, resolved.method, adapter=adapter, targets=resolved.targets, tree=resolved.tree)
     except BaseException:
         if laid:
             remove_rows(model)
@@ -208,7 +210,7 @@ def _resolve(
     plan = resolve_plan(tree, rules, adapters=additions, new=new_paths, built_flags=flags)
     if tree is not present:
         _require_same_rows(model, plan, origins)
-    return _Resolved(plan, method, targets)
+    return _Resolved(plan, method, targets, tree)
 
 
 def _wanted_rows(plan: TrainabilityPlan) -> dict[str, tuple[int, ...]]:

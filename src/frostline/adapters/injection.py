@@ -35,6 +35,7 @@ def inject(
     *,
     adapter: str = DEFAULT_NAME,
     targets: Targets | None = None,
+    tree: ModuleTree | None = None,
     origins: Origins | None = None,
 ) -> InjectedAdapter:
     """Adapt the targets of `method` in `model` and remember it there. Mutates `model`, sets no flag of the base.
@@ -43,6 +44,7 @@ def inject(
         model: bare, or with adapters of other names.
         adapter: name of the new adapter: letters, digits, `_` and `-`.
         targets: from `find_targets` on the same model; found here if None.
+        tree: the model as it is now, where it has been read already.
 
     Returns:
         The record of what was added. Injecting an equal method under the same name again changes nothing.
@@ -59,7 +61,7 @@ def inject(
             possible="letters, digits, _ and -, beginning with a letter or _; no attribute of modules such as `train`",
             fix="choose another name",
         )
-    tree = ModuleTree.from_model(model)
+    tree = ModuleTree.from_model(model) if tree is None else tree
     existing = adapters_of(model).get(adapter)
     if existing is not None:
         if existing.method == method:

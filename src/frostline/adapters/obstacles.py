@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 
 from torch import nn
 
@@ -40,7 +40,7 @@ def obstacle(
         ties: identity of a tensor with several names -> indices of all of them.
     """
     ref = tree.modules[index]
-    for reader in filter(None, [reader_of(tree, other) for other in indices]):
+    if reader := next(filter(None, map(partial(reader_of, tree), indices)), None):
         return f"{reader} reads its weight directly, so that an adapter would do nothing", "exclude_modules"
     if not ref.path:
         return "the root of the model cannot be adapted in place of itself", "wrap it in a parent module"
@@ -49,18 +49,21 @@ def obstacle(
             "its forward is replaced on the instance (as by accelerate's hooks), so that an adapter would do nothing",
             "add adapters before the hooks, or exclude it",
         )
-    if tied := _tied_names(tree, index, indices, ties):
+    weights = weights_of(tree, index)
+    if ties and (tied := _tied_names(tree, weights, indices, ties)):
         return f"its weight is also {tied}: merging the adapter would change both", "untie the weights, or exclude it"
-    if any(tree.params[weight].num_elements == 0 for weight in weights_of(tree, index)):
+    if any(0 in tree.params[weight].shape for weight in weights):
         return "its weight has no elements, so that there is nothing to adapt", "exclude it"
     if taken := _taken_names(ref.module, method):
         return f"it has {taken} of its own, where the adapter's would go", "exclude it, or rename them in the model"
     return None
 
 
-def _tied_names(tree: ModuleTree, index: int, indices: tuple[int, ...], ties: Mapping[int, tuple[int, ...]]) -> str:
-    """Names that the weight has in other modules; a module that is itself shared has no other owner."""
-    names = [name for weight in weights_of(tree, index) for name in ties.get(id(tree.params[weight].param), ())]
+def _tied_names(
+    tree: ModuleTree, weights: Sequence[int], indices: tuple[int, ...], ties: Mapping[int, tuple[int, ...]]
+) -> str:
+    """Names that the weights have in other modules; a module that is itself shared has no other owner."""
+    names = [name for weight in weights for name in ties.get(id(tree.params[weight].param), ())]
     return ", ".join(
         tree.params[name].path
         for name in names

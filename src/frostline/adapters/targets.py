@@ -242,15 +242,15 @@ def _skip(
     skips: dict[str, list[str]],
 ) -> bool:
     """Whether the module under all its paths `indices` stays as it is; notes why. One path that says so is enough."""
-    if any(excluded[index] for index in indices):
+    if _any_set(excluded, indices):
         reason = "exclude_modules"
-    elif all(index in required for index in indices):
+    elif required and all(index in required for index in indices):
         reason = f"stays frozen ({required[indices[0]]})"
-    elif any(_all_set(trained, weights_of(tree, index)) for index in indices):
+    elif 1 in trained and any(_all_set(trained, weights_of(tree, index)) for index in indices):
         reason = "trained in full"
-    elif any(in_rows[weight] for index in indices for weight in weights_of(tree, index)):
+    elif 1 in in_rows and any(_any_set(in_rows, weights_of(tree, index)) for index in indices):
         reason = "`rows` of its weight are named in freeze_config"
-    elif any(left_alone[index] for index in indices):
+    elif _any_set(left_alone, indices):
         reason = "inside freeze_modules"
     elif id(tree.modules[indices[0]].module) in heads:
         reason = f"the output head (name it in target_modules instead of {ALL_LINEAR} to adapt it)"
@@ -258,6 +258,10 @@ def _skip(
         return False
     skips.setdefault(reason, []).append(tree.modules[indices[0]].path)
     return True
+
+
+def _any_set(mask: bytearray, indices: Sequence[int]) -> bool:
+    return mask[indices[0]] == 1 if len(indices) == 1 else any(mask[index] for index in indices)
 
 
 def _all_set(mask: bytearray, indices: Sequence[int]) -> bool:
