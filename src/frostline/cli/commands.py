@@ -19,6 +19,7 @@ from frostline.recipes import runs
 from frostline.recipes.config_checks import read_config
 from frostline.recipes.resuming import require_folder
 from frostline.recipes.standing import unfinished
+from frostline.tree import collector_paused
 
 if TYPE_CHECKING:
     from frostline.checkpoint import RunFolder
@@ -34,6 +35,7 @@ def import_lightly() -> None:
     for_planning_only()
 
 
+@collector_paused()  # a model of 46,000 linears makes a million objects, and the process ends with them
 def plan(
     config: Path,
     overrides: Sequence[str],
