@@ -14,7 +14,7 @@ from frostline.errors import ConfigError
 from frostline.recipes import runs
 from frostline.recipes.config_checks import read_config
 from frostline.trainability import diff_plans, fold_differences
-from frostline.trainability.page import PAGE_MARK
+from frostline.trainability.screen.page import PAGE_MARK
 
 if TYPE_CHECKING:
     from frostline.trainability import Forecast
