@@ -5,6 +5,7 @@ Compares plans in their JSON form, so that one may come from a file.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,14 +60,38 @@ def diff_plans(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Diffe
     return found
 
 
-def fold_differences(differences: Iterable[Difference]) -> list[Difference]:
-    """Lines that differ only in one number of the path as one line with the range; the sum of `count` stays."""
-    lines = list(differences)
+def fold_differences(differences: Iterable[Difference], parameters: Iterable[str] = ()) -> list[Difference]:
+    """Lines that differ only in one number of the path as one line with the range; the sum of `count` stays.
+
+    Args:
+        differences: of `diff_plans`.
+        parameters: canonical paths of both plans. A module of which every parameter differs alike is one line, then.
+    """
+    lines = _fold_modules(list(differences), set(parameters))
     while True:
         folded = _fold_last_number(lines)
         if len(folded) == len(lines):
             return lines
         lines = folded
+
+
+def _fold_modules(lines: list[Difference], parameters: set[str]) -> list[Difference]:
+    if not parameters:
+        return lines
+    sizes = Counter(prefix for path in parameters for prefix in _modules_above(path))
+    alike = Counter((prefix, line.sign, line.what) for line in lines for prefix in _modules_above(line.path))
+    folded: dict[object, Difference] = {}
+    for line in lines:
+        whole = (path for path in _modules_above(line.path) if sizes[path] > 1)  # the outermost comes first
+        path = next((path for path in whole if alike[path, line.sign, line.what] == sizes[path]), line.path)
+        known = folded.get((path, line.sign, line.what))
+        folded[path, line.sign, line.what] = replace(line, path=path, count=line.count + (known.count if known else 0))
+    return list(folded.values())
+
+
+def _modules_above(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts))]
 
 
 def _fold_last_number(lines: list[Difference]) -> list[Difference]:

@@ -39,6 +39,17 @@ def test_numbers_on_two_levels_fold_and_counts_add_up() -> None:
     assert [line.path for line in lines] == ["0.0-2.weight", "1-3.0.weight"]
 
 
+def test_a_module_that_differs_as_a_whole_is_one_line_and_one_that_does_not_is_not() -> None:
+    frozen = resolve(encoder(), freeze_config={"freeze_modules": ["layers"]}).to_json()
+    thawed = resolve(
+        encoder(), freeze_config={"freeze_modules": ["layers"], "unfreeze_modules": ["layers.0", "layers.2.linear"]}
+    ).to_json()
+    every, lines = diff_plans(frozen, thawed), fold_differences(diff_plans(frozen, thawed), frozen["parameters"])
+    assert [line.path for line in lines][:1] == ["layers.0"]
+    assert "layers.2" not in {line.path for line in lines}
+    assert sum(line.count for line in lines) == len(every)
+
+
 def test_what_only_one_has_comes_with_its_rule_and_shapes_with_both() -> None:
     ours = resolve(encoder(), peft=LoRA(rank=2, target_modules=["linear"]))
     theirs = resolve(encoder(), peft=LoRA(rank=3, target_modules=["linear", "head"]))
