@@ -58,3 +58,4 @@ def test_what_trains_in_a_later_phase_is_kept_apart_and_said() -> None:
     assert [names for names, _ in layers[2]] == [["0", "1"], ["2"]]
     assert sorted({tuple(entry[11]) for entry in data["entries"]}) == [(), (1,)]
     assert any(key == "phase" and "step 3" in text for key, text in data["facts"])
+    assert data["when"] == f"at the start, {plan.in_phase(1).num_trainable:,} in phase 1"

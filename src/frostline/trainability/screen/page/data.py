@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from frostline.trainability.plan import TrainabilityPlan
     from frostline.trainability.screen.forecast import Forecast
 
+_MAX_PHASES = 3  # in the headline; all of them are lines below
+
 
 def page_data(
     plan: TrainabilityPlan, facts: Mapping[str, str], *, title: str, memory: Forecast, devices: Forecast | None
@@ -39,6 +41,7 @@ def page_data(
         "method": plan.adapters.label if plan.adapters else "",
         "numTrainable": plan.num_trainable,
         "numTotal": plan.num_total,
+        "when": _when(plan),
         "optimizer": facts.get("optimizer", "AdamW"),
         "facts": [
             *([key, text] for key, text in lines.items() if key not in ("trains", "memory", "device")),
@@ -52,6 +55,16 @@ def page_data(
         "parts": tables.parts,
         "root": root,
     }
+
+
+def _when(plan: TrainabilityPlan) -> str:
+    """What the count of trained parameters holds for, and the counts of the phases after that; empty without phases."""
+    if not plan.phases:
+        return ""
+    later = range(plan.phase + 1, len(plan.phases) + 1)
+    counts = [f"{plan.in_phase(index).num_trainable:,} in phase {index}" for index in later]
+    rest = [f"{len(counts) - _MAX_PHASES} more phases"] if len(counts) > _MAX_PHASES else []
+    return ", ".join([f"in phase {plan.phase}" if plan.phase else "at the start", *counts[:_MAX_PHASES], *rest])
 
 
 class _Tables:

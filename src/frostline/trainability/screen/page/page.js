@@ -510,7 +510,7 @@
   at("digest").textContent = `plan ${data.digest.slice(0, 8)}`;
   at("digest").title = data.digest;
   at("trained").textContent = comma(data.numTrainable);
-  at("total").textContent = `of ${comma(data.numTotal)} parameters train (${(100 * data.numTrainable / Math.max(1, data.numTotal)).toFixed(2)} %)`;
+  at("total").textContent = `of ${comma(data.numTotal)} parameters train (${(100 * data.numTrainable / Math.max(1, data.numTotal)).toFixed(2)} %)${data.when && ` ${data.when}`}`;
   for (const kind of ["frozen", "trained", "adapter", "new"])
     if (sumsOf(root).by[kind]) element("i", null, at("composition"), kind).style.flexGrow = String(sumsOf(root).by[kind] / sumsOf(root).elements);
   const head = element("tr", null, element("thead", null, at("forecast")));
