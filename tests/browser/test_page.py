@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from frostline.trainability.page import PAGE_MARK
+from frostline.trainability.screen.page import PAGE_MARK
 
 from .chromium import Page
 from .conftest import make_plan

@@ -78,8 +78,8 @@ def test_equal_differences_are_one_line_with_both_rules(bench: Any) -> None:
     bench.config("one.yaml", peft=None, freeze_config={"freeze_modules": ["bert"]})
     bench.config("two.yaml", peft=None, freeze_config={"freeze_modules": ["bert"], "unfreeze_modules": ["query"]})
     lines = planned(bench, "one.yaml", "--diff", "two.yaml").splitlines()
-    assert len(lines) == 2  # weight and bias of both layers
-    assert lines[0].startswith("~ bert.encoder.layer.0-1.attention.self.query.weight (2 parameters): frozen -> trained")
+    assert len(lines) == 1  # weight and bias of both layers
+    assert lines[0].startswith("~ bert.encoder.layer.0-1.attention.self.query (4 parameters): frozen -> trained")
     assert 'freeze_modules "bert" -> line' in lines[0]
     assert 'unfreeze_modules "query")' in lines[0]
 
@@ -106,7 +106,11 @@ def test_diff_with_something_else_says_what_it_takes(bench: Any, finished: Path)
     bench.write("newer.json", json.dumps(newer))
     assert "a run folder" in bench.refused("plan", "config.yaml", "--diff", "empty").part("possible")
     assert "is damaged" in bench.refused("plan", "config.yaml", "--diff", "broken.json").error
-    assert "without `trains`" in bench.refused("plan", "config.yaml", "--diff", "foreign.json").error
+    bench.write("number.json", '{"format_version": 1, "parameters": {"a": 3}, "digest": "x"}')
+    bench.write("list.json", '{"format_version": 1, "parameters": [], "digest": "x"}')
+    for file in ("foreign.json", "number.json"):
+        assert "the parameter a has no `trains`" in bench.refused("plan", "config.yaml", "--diff", file).error
+    assert "`parameters` are no mapping" in bench.refused("plan", "config.yaml", "--diff", "list.json").error
     assert "format_version is 9" in bench.refused("plan", "config.yaml", "--diff", "newer.json").error
     step = next((finished / "checkpoints").glob("step-*/plan.json"))
     assert "record of what trains" in bench.refused("plan", "config.yaml", "--diff", str(step)).error
@@ -145,6 +149,8 @@ def test_the_page_takes_the_place_of_nothing_else(bench: Any) -> None:
     bench.config()
     bench.write("mine.html", "<p>mine</p>")
     (bench.folder / "folder").mkdir()
+    (bench.folder / "link.html").symlink_to("gone.html")
+    assert "is no page of" in bench.refused("plan", "config.yaml", "--html", "link.html").error
     assert "is no page of" in bench.refused("plan", "config.yaml", "--html", "mine.html").error
     assert "which is a folder" in bench.refused("plan", "config.yaml", "--html", "folder").error
     missing = bench.refused("plan", "config.yaml", "--html", "missing/plan.html")
@@ -163,7 +169,9 @@ def test_devices_forecast_bytes_on_each(bench: Any) -> None:
     assert any(line.startswith("device ") for line in alone)
 
 
-@pytest.mark.parametrize("value", ["", "8", "dp=8", "tp=0", "tp=-1", "tp=2.0", "tp=2,tp=4", "tp=²", "tp=two"])
+@pytest.mark.parametrize(
+    "value", ["", "8", "dp=8", "tp=0", "tp=-1", "tp=2.0", "tp=2,tp=4", "tp=²", "tp=two", "tp=" + "9" * 5000]
+)
 def test_devices_that_cannot_be_read_are_refused(bench: Any, value: str) -> None:
     bench.config()
     outcome = bench.refused("plan", "config.yaml", "--devices", value)

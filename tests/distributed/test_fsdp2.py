@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 import frostline as fl
 from frostline.adapters import disabled
-from frostline.trainability.frozen_part import FrozenPart
+from frostline.trainability.proof.frozen_part import FrozenPart
 from frostline.tree import ModuleTree, canonical_named_parameters, local_parts, set_trainable, tensor_digest
 
 from .models import Encoder, Tied, inputs, seeded

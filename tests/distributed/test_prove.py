@@ -18,7 +18,7 @@ from frostline import LoRA, prepare
 from frostline.errors import FrostlineError, PlanMismatchError, TrainingError
 from frostline.trainability import Prover, TrainabilityPlan
 from frostline.trainability.agreement import Agreement
-from frostline.trainability.replicas import find_unequal
+from frostline.trainability.proof.replicas import find_unequal
 
 
 class Net(nn.Module):

@@ -50,7 +50,7 @@ BBC_SHORT = ("data.max_examples=32", "data.validation=32", "training.batch_size=
 
 # Every page that is run. A guide that is missing here, or whose numbers moved, fails.
 PAGES: dict[str, Expected] = {
-    "README.md": Expected({"console": 5, "yaml": 2, "python": 2, "text": 1}, 6, BBC_SHORT),
+    "README.md": Expected({"console": 6, "yaml": 3, "python": 2, "text": 1}, 8, BBC_SHORT),
     "docs/guides/classification.md": Expected({"yaml": 2, "console": 5, "python": 1, "text": 1}, 5, BBC_SHORT),
     "docs/guides/chat.md": Expected({"json": 2, "yaml": 1, "console": 3, "python": 2}, 3, ("training.max_steps=2",)),
     "docs/guides/reading-a-plan.md": Expected({"yaml": 3, "console": 9, "python": 1, "text": 1}, 9),

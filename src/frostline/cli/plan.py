@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from frostline.checkpoint.atomic import write_file
 from frostline.checkpoint.json_file import read_json
@@ -14,12 +14,13 @@ from frostline.errors import ConfigError
 from frostline.recipes import runs
 from frostline.recipes.config_checks import read_config
 from frostline.trainability import diff_plans, fold_differences
-from frostline.trainability.page import PAGE_MARK
+from frostline.trainability.screen.page import PAGE_MARK
 
 if TYPE_CHECKING:
     from frostline.trainability import Forecast
 
 _SIZES = ("dp_replicate", "dp_shard", "tp")
+_MAX_DIGITS = 7  # more devices than any machine has; a slip of the finger, and Python reads no number of 5,000 digits
 
 
 def parse_devices(text: str) -> dict[str, int]:
@@ -32,13 +33,13 @@ def parse_devices(text: str) -> dict[str, int]:
     for item in text.split(","):
         key, _, value = (part.strip() for part in item.partition("="))
         is_twice = f"{key}_size" in sizes
-        is_number = value.isascii() and value.isdecimal() and int(value) >= 1
+        is_number = value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS and int(value) >= 1
         if key not in _SIZES or is_twice or not is_number:
             raise ConfigError(
                 f"`{key}` is given twice" if is_twice else f"cannot read {item.strip()!r}",
                 where=f"command line: --devices {text}",
                 possible="KEY=NUMBER, separated by commas; the keys are dp_replicate (DDP), dp_shard (FSDP2) and tp "
-                "(tensor parallel), the numbers whole and at least 1",
+                "(tensor parallel), the numbers whole, from 1 to 9999999",
                 fix="write for example --devices dp_shard=8,tp=2",
             )
         sizes[f"{key}_size"] = int(value)
@@ -58,7 +59,7 @@ def require_page(file: Path) -> None:
             possible="a file in a folder that exists and can be written",
             fix="correct the path, or make the folder",
         )
-    if file.exists() and not _is_page(file):
+    if (file.exists() or file.is_symlink()) and not _is_page(file):
         raise ConfigError(
             f"the file {file} exists and is no page of `frostline plan`",
             where="command line: --html",
@@ -100,16 +101,19 @@ def _plan_of(record: dict[str, Any]) -> dict[str, Any]:
         )
     if record["format_version"] != 1:
         raise ValueError(f"its format_version is {record['format_version']!r}, and this version reads 1")
-    for entry in record["parameters"].values():
-        if not {"trains", "rule", "shape"} <= entry.keys():
-            raise ValueError("a parameter without `trains`, `rule` or `shape`")
+    parameters: object = record["parameters"]
+    if not isinstance(parameters, dict):
+        raise ValueError("its `parameters` are no mapping")
+    for path, entry in cast(dict[str, object], parameters).items():
+        if not isinstance(entry, dict) or not {"trains", "rule", "shape"} <= cast(dict[str, object], entry).keys():
+            raise ValueError(f"the parameter {path} has no `trains`, `rule` or `shape`")
     str(record["digest"])
     return record
 
 
 def comparison(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, as_json: bool) -> str:
     """What to print for `--diff`: one line for each set of parameters that are decided differently."""
-    differences = fold_differences(diff_plans(ours, theirs))
+    differences = fold_differences(diff_plans(ours, theirs), (*ours["parameters"], *theirs["parameters"]))
     if as_json:
         record = {
             "format_version": 1,

@@ -29,7 +29,7 @@ from frostline.recipes.registry import find_recipe
 from frostline.recipes.resuming import CONFIG_FILE, require_nothing_lost, require_same_config
 from frostline.recipes.standing import describe_held_out
 from frostline.trainability import Forecast, TrainabilityPlan
-from frostline.trainability.backward import backward_reaches
+from frostline.trainability.screen.backward import backward_reaches
 from frostline.training.batches import num_steps
 from frostline.training.best import require_metric
 from frostline.training.precision import trained_as

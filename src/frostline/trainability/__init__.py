@@ -6,16 +6,16 @@ Knows nothing of how adapters compute: it sees their parameters as entries of th
 """
 
 from frostline.trainability.decision import Decision, Rule
-from frostline.trainability.difference import Difference, diff_plans, fold_differences
-from frostline.trainability.enter import enter_phase
-from frostline.trainability.forecast import Forecast
 from frostline.trainability.mode import hold_in_eval, set_training_mode
-from frostline.trainability.phase_lines import describe_phase, diff_phases, phases_to_json
-from frostline.trainability.phases import Phase
+from frostline.trainability.phases.enter import enter_phase
+from frostline.trainability.phases.phase import Phase
 from frostline.trainability.plan import TrainabilityPlan, attach_plan, built_flags, detach_plan, plan_of
-from frostline.trainability.prove import Prover
+from frostline.trainability.proof.prove import Prover
 from frostline.trainability.resolve import AdapterTargets, Reach, reach_of, resolve_plan
 from frostline.trainability.rules import FreezeRules, parse_freeze_config
+from frostline.trainability.screen.difference import Difference, diff_plans, fold_differences
+from frostline.trainability.screen.forecast import Forecast
+from frostline.trainability.screen.phase_lines import describe_phase, diff_phases, phases_to_json
 from frostline.trainability.trained_rows import named_in_rows, show_rows
 
 __all__ = [

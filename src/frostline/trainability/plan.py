@@ -18,16 +18,16 @@ from torch import nn
 from frostline.errors import PlanMismatchError
 from frostline.trainability.bind import bind_decisions, held_by
 from frostline.trainability.decision import Decision, Rule
-from frostline.trainability.difference import diff_plans
-from frostline.trainability.forecast import Forecast, forecast_plan
 from frostline.trainability.frozen_roots import find_frozen_roots
 from frostline.trainability.mode import hold_in_eval
-from frostline.trainability.page import render_page
-from frostline.trainability.phase_lines import phases_to_json
-from frostline.trainability.phases import Phase, phase_at, place_phases
-from frostline.trainability.report import render_plan
+from frostline.trainability.phases.phase import Phase, phase_at, place_phases
 from frostline.trainability.rows import ModuleRow, module_rows
 from frostline.trainability.rules import FreezeRules
+from frostline.trainability.screen.difference import diff_plans
+from frostline.trainability.screen.forecast import Forecast, forecast_plan
+from frostline.trainability.screen.page import render_page
+from frostline.trainability.screen.phase_lines import phases_to_json
+from frostline.trainability.screen.report import render_plan
 from frostline.trainability.together import agree
 from frostline.trainability.trained_rows import show_rows
 from frostline.trainability.verify import verify_plan

@@ -23,8 +23,8 @@ from frostline.trainability.decision import (
     decide,
 )
 from frostline.trainability.legacy import LEGACY_KEYS, is_legacy, legacy_notes, legacy_problems
-from frostline.trainability.phase_rules import PhaseRules
-from frostline.trainability.phases import Phase, phase_problems
+from frostline.trainability.phases.phase import Phase, phase_problems
+from frostline.trainability.phases.rules import PhaseRules
 from frostline.trainability.plan import TrainabilityPlan
 from frostline.trainability.required import Required, find_required, required_notes
 from frostline.trainability.rows import module_rows

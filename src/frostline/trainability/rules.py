@@ -14,7 +14,7 @@ from frostline.errors import ConfigError, Problem, SelectorError
 from frostline.selectors import OF_FROZEN, OF_ROWS, OF_TRAINED, Selector, parse_selectors
 from frostline.trainability.decision import Rule
 from frostline.trainability.legacy import LEGACY_KEYS, LegacyBlock, is_legacy
-from frostline.trainability.phase_rules import PhaseRules, parse_phases
+from frostline.trainability.phases.rules import PhaseRules, parse_phases
 
 _KEYS = ("freeze_modules", "unfreeze_modules", "frozen_mode", "allow_frozen_new", "phases")
 _ELSEWHERE = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from frostline.config.wording import shorten_names
 from frostline.errors import FrostlineError, PlanMismatchError
 from frostline.trainability.agreement import Agreement
-from frostline.trainability.difference import diff_plans
+from frostline.trainability.screen.difference import diff_plans
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 
 import frostline as fl
 from frostline.adapters import disabled, merge, unmerge
-from frostline.trainability.frozen_part import FrozenPart
+from frostline.trainability.proof.frozen_part import FrozenPart
 from frostline.training.gradient_checkpointing import enable_gradient_checkpointing
 from frostline.tree import canonical_named_parameters, set_trainable
 
