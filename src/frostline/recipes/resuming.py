@@ -70,7 +70,8 @@ def require_same_config(run: RunFolder, loaded: LoadedConfig, *, allow_plan_chan
             f"{shorten_names([join_keys(keys) for keys, _, _ in changes])}",
             where="\n".join(str(loaded.origins.at(*keys)) for keys, _, _ in changes[:5]),
             possible="\n".join(
-                f"{join_keys(keys)}: {_in_words(was)} in the run, {_in_words(now)} now" for keys, was, now in changes[:8]
+                f"{join_keys(keys)}: {_in_words(was)} in the run, {_in_words(now)} now"
+                for keys, was, now in changes[:8]
             )
             + f"\nfree to change: {', '.join(free)}",
             fix="restore the values, or give --allow-plan-change to go on with other parameters"
