@@ -132,6 +132,29 @@ def test_a_smoke_run_takes_one_step_in_each_phase(in_phases: Any, launch: Any) -
     assert plain.config.training.max_steps == 2
 
 
+def test_a_resume_with_another_phase_says_what_differs_in_it(in_phases: Any, launch: Any) -> None:
+    config = in_phases()
+    run = launch(config)
+    later = [PHASES[0], {**PHASES[1], "at": {"step": 5}}]
+    other = [{**PHASES[0], "unfreeze_modules": [{"layers": ":1"}]}, PHASES[1]]
+    more = [*PHASES, {"at": {"step": 5}, "lr": 1e-4}]
+    for phases, place, possible in (
+        (later, "freeze_config.phases[1].at.step", "freeze_config.phases[1].at.step: 4 in the run, 5 now"),
+        (
+            other,
+            "freeze_config.phases[0].unfreeze_modules[0].layers",
+            'freeze_config.phases[0].unfreeze_modules[0].layers: "-1:" in the run, ":1" now',
+        ),
+        (more, "freeze_config.phases", "{at: {step: 5}, freeze_modules: [], unfreeze_modules: [], lr: 0.0001}] now"),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            launch({**config, "freeze_config": {"phases": phases}}, mode="resume")
+        (problem,) = caught.value.problems
+        assert problem.what == f"the config differs from that of the run in {run.folder}: {place}"
+        assert possible in problem.possible
+        assert "None" not in problem.possible
+
+
 def test_other_phases_need_leave_to_go_on_and_lose_nothing(in_phases: Any, launch: Any) -> None:
     config = in_phases()
     run = launch(config)

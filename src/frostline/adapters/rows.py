@@ -16,6 +16,7 @@ from frostline.adapters.layers.in_place import InPlaceAdapted
 from frostline.adapters.layers.trained_rows import TrainedRows, lay, lift, rows_mixin
 from frostline.adapters.weight_readers import reader_of
 from frostline.config.origin import Origin
+from frostline.config.wording import shorten_names
 from frostline.errors import AdapterError, Problem
 from frostline.tree import (
     TRAINED_ROWS,
@@ -100,17 +101,17 @@ def refuse_unsupported(tree: ModuleTree, named: Iterable[tuple[int, Origin, str]
         named: index of the parameter, place and words of the selector.
 
     Raises:
-        AdapterError: one problem for each parameter.
+        AdapterError: one problem for each selector and reason; it names the first parameters.
     """
-    problems: list[Problem] = []
+    paths: dict[tuple[str, str, str, str], list[str]] = {}
     for index, origin, words in named:
-        ref = tree.params[index]
         found = _obstacle(tree, index)
         if found is not None:
-            what, fix = found
-            problems.append(
-                Problem(f"{words}: rows of {ref.path} cannot train apart: {what}", str(origin), _POSSIBLE, fix)
-            )
+            paths.setdefault((words, str(origin), *found), []).append(tree.params[index].path)
+    problems = [
+        Problem(f"{words}: rows of {shorten_names(found, 2)} cannot train apart: {what}", where, _POSSIBLE, fix)
+        for (words, where, what, fix), found in paths.items()
+    ]
     if problems:
         raise AdapterError.from_problems(problems)
 

@@ -15,7 +15,7 @@ import annotated_types
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from frostline.config.section import Expects, Section
+from frostline.config.section import Expects, Section, never_null
 from frostline.config.wording import flow, join_or
 
 _UNIONS = (Union, types.UnionType)
@@ -23,7 +23,8 @@ _UNIONS = (Union, types.UnionType)
 
 def phrase(field: FieldInfo) -> str:
     """What values of `field` are, in words."""
-    return _phrase(field.annotation, field.metadata)
+    words = _phrase(field.annotation, field.metadata)
+    return words if accepts_null(field) else words.removesuffix(", or null")
 
 
 def choices(field: FieldInfo) -> tuple[str, ...]:
@@ -58,7 +59,7 @@ def default_text(field: FieldInfo) -> str | None:
 
 def accepts_null(field: FieldInfo) -> bool:
     """Whether null is a value of `field`."""
-    return type(None) in typing.get_args(field.annotation)
+    return type(None) in typing.get_args(field.annotation) and field.json_schema_extra is not never_null
 
 
 def base_type(field: FieldInfo) -> type | None:

@@ -67,4 +67,6 @@ class Origins:
                 return Origin(join_keys(full), COMMAND_LINE, None)
             if full[:length] in self.lines:
                 return Origin(join_keys(full), self.file, self.lines[full[:length]])
+            if length == len(full) and any(place[:length] == full for place in self.overrides):
+                return Origin(join_keys(full), COMMAND_LINE, None)  # made by an override of a key in it
         return Origin(join_keys(full), self.file, None)

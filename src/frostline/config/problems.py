@@ -40,6 +40,7 @@ _EXAMPLES = {
     "mode": "max",
     "patience": 3,
     "select": "classifier",
+    "at": {"epoch": 1},
     "source": "train.jsonl",
     "name_or_path": "bert-base-uncased",
 }
@@ -177,6 +178,9 @@ def _fix(field: FieldInfo, keys: tuple[Key, ...], value: Any, *, on_command_line
     named = keys[: max(position for position, key in enumerate(keys) if isinstance(key, str)) + 1]
     below = subsection(field)
     if below is not None and not any(isinstance(item, Expects) for item in field.metadata):
+        is_item = below[1] and len(named) < len(keys)
+        if below[1] and not (isinstance(value, Mapping) and not is_item):
+            return _fix_list(below[0], str(named[-1]), value, is_item=is_item)
         return _fix_section(below[0], named, value, below[1], field.is_required(), on_command_line)
     options = choices(field)
     guess = _guess(field, options, value)
@@ -186,6 +190,16 @@ def _fix(field: FieldInfo, keys: tuple[Key, ...], value: Any, *, on_command_line
     if value is None and not accepts_null(field):
         return f"give `{join_keys(named)}` a value{otherwise}"
     return f"write {'one of them' if is_choice(field) else 'such a value'}{otherwise}"
+
+
+def _fix_list(section: type[Section], name: str, value: Any, *, is_item: bool) -> str:
+    """What to do about something that is no list of sections, or about an item that is no section."""
+    example = f"{{{section.main_key}: {flow(_EXAMPLES.get(str(section.main_key), '...'))}, ...}}"
+    if is_item and value is None:
+        return "write its keys behind the dash, or remove the item"
+    if value is None:
+        return f"write its items below `{name}:`, each behind a dash, or remove the line"
+    return f"write a mapping, such as {example}" if is_item else f"write a list, such as {name}: [{example}]"
 
 
 def _fix_section(

@@ -5,12 +5,15 @@ Asked before anything slow begins. Knows configs and run folders, no models.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from frostline.checkpoint import Manifest, RunFolder
 from frostline.checkpoint.plan_record import PLAN_FILE, read_plan_record, trained_so_far
 from frostline.config.load import LoadedConfig
+from frostline.config.origin import Key, join_keys
+from frostline.config.wording import flow, shorten_names
 from frostline.errors import CheckpointError, ConfigError, FrostlineError
 from frostline.recipes.config_checks import read_config
 from frostline.trainability import TrainabilityPlan
@@ -61,11 +64,15 @@ def require_same_config(run: RunFolder, loaded: LoadedConfig, *, allow_plan_chan
         old["device"] = new["device"]
     changes = [change for change in _changes(old, new) if not _is_below(change[0], free)]
     if changes:
-        only_plan = all(_is_below(key, FREE_WITH_PLAN) for key, _, _ in changes)
+        only_plan = all(_is_below(keys, FREE_WITH_PLAN) for keys, _, _ in changes)
         raise CheckpointError(
-            f"the config differs from that of the run in {run.path}: {', '.join(key for key, _, _ in changes)}",
-            where="\n".join(str(loaded.origins.at(*key.split("."))) for key, _, _ in changes[:5]),
-            possible="\n".join(f"{key}: {was!r} in the run, {now!r} now" for key, was, now in changes[:8])
+            f"the config differs from that of the run in {run.path}: "
+            f"{shorten_names([join_keys(keys) for keys, _, _ in changes])}",
+            where="\n".join(str(loaded.origins.at(*keys)) for keys, _, _ in changes[:5]),
+            possible="\n".join(
+                f"{join_keys(keys)}: {_in_words(was)} in the run, {_in_words(now)} now"
+                for keys, was, now in changes[:8]
+            )
             + f"\nfree to change: {', '.join(free)}",
             fix="restore the values, or give --allow-plan-change to go on with other parameters"
             if only_plan
@@ -105,16 +112,33 @@ def _is_same_device(then: str, now: str) -> bool:
     return len({(device.type, device.index or 0) for device in devices}) == 1
 
 
-def _is_below(key: str, places: tuple[str, ...]) -> bool:
-    return any(key == place or key.startswith(f"{place}.") for place in places)
+def _is_below(keys: tuple[Key, ...], places: tuple[str, ...]) -> bool:
+    return keys[0] in places
 
 
-def _changes(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+def _changes(old: Any, new: Any, prefix: tuple[Key, ...] = ()) -> list[tuple[tuple[Key, ...], Any, Any]]:
+    """(keys, value before, value now) of what differs; lists of equally many mappings are compared item by item."""
     if isinstance(old, dict) and isinstance(new, dict):
-        keys = dict.fromkeys([*old, *new])
-        return [
-            change
-            for key in keys
-            for change in _changes(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
-        ]
-    return [] if old == new else [(prefix, old, new)]
+        names: Iterable[Key] = dict.fromkeys([*old, *new])
+        pairs = [(name, old.get(name), new.get(name)) for name in names]
+    elif _are_mappings(old) and _are_mappings(new) and len(old) == len(new):
+        pairs = [(index, was, now) for index, (was, now) in enumerate(zip(old, new, strict=True))]
+    else:
+        return [] if old == new else [(prefix, old, new)]
+    return [change for key, was, now in pairs for change in _changes(was, now, (*prefix, key))]
+
+
+def _are_mappings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in cast("list[Any]", value))
+
+
+def _in_words(value: Any) -> str:
+    """`value` as YAML, without the keys of its mappings that are not set."""
+    return flow(_without_null(value))
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        return {key: _without_null(child) for key, child in items if child is not None}
+    return [_without_null(child) for child in cast("list[Any]", value)] if isinstance(value, list) else value

@@ -212,8 +212,8 @@ def _no_rows_here(selector: Selector, origins: Origins) -> Problem:
         f"{selector} selects rows, which is not possible here",
         str(origins.at("rows")),
         "`rows` in freeze_config.freeze_modules and freeze_config.unfreeze_modules, for the whole run",
-        "remove `rows`; what trains of a table is the parameter `PATH.trained_rows`, as in "
-        '{param: "*.embed_tokens.trained_rows"}',
+        "name the rows there: they train from the start to the end; for a learning rate of their own select "
+        '{param: "*.trained_rows"} in optimizer.groups',
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from frostline.config.origin import Origins
@@ -95,16 +95,21 @@ class LegacyBlock:
     Attributes:
         written: its legacy keys with their values, in the order written.
         is_alone: it has no other keys; then `freeze_vision_tower` is true where it is omitted.
+        listed: its entries of `freeze_modules`, as written.
     """
 
     written: tuple[tuple[str, bool], ...] = ()
     is_alone: bool = False
+    listed: tuple[Any, ...] = field(default=(), compare=False)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> LegacyBlock:
         """From a raw block; values that are no booleans are for others to refuse."""
         written = tuple((str(key), value is True) for key, value in config.items() if key in LEGACY_KEYS)
-        return cls(written, len(written) == len(config))
+        listed: Any = config.get("freeze_modules", ())
+        return cls(
+            written, len(written) == len(config), tuple(listed) if isinstance(listed, list | tuple) else (listed,)
+        )
 
     def selectors(self, origins: Origins) -> tuple[Selector, ...]:
         """What it freezes. That a part is not there is for `legacy_problems` and `legacy_notes` to judge."""
@@ -167,11 +172,15 @@ def legacy_notes(block: LegacyBlock, freezing: Iterable[tuple[Selector, Selectio
             notes.append(f"{kind} ({selector.origin.short}) matches nothing here: no module is named {kind.pattern}")
     if not used:
         return notes
-    entries = flow(equivalent_selectors(paths, tree))
+    entries = flow([*equivalent_selectors(paths, tree), *block.listed])
+    those = "this key" if len(used) == 1 else "these keys"
     if block.is_alone:
         instead = f"freeze_config: {{freeze_modules: {entries}}}"
+    elif paths:
+        instead = f"freeze_modules: {entries} in place of {those}"
+        instead += " and of the freeze_modules there" if block.listed else ""
     else:
-        instead = f"add freeze_modules: {entries} to the block, without it" if paths else "remove it"
+        instead = f"the block without {those}"
     deprecation = f"deprecated: {', '.join(used)}; the same with selectors: {instead}"
     warnings.warn(deprecation, FrostlineDeprecationWarning, stacklevel=2)
     return [*notes, deprecation]

@@ -72,7 +72,7 @@ def build_optimizer(
     arguments: dict[str, Any] = {
         key: getattr(config, key) for key, readers in OPTIMIZERS_BY_SETTING.items() if config.name in readers
     }
-    if config.name in FUSED:
+    if config.name in FUSED and not (arguments.get("momentum") and _starts_in_parts(plan, trained)):
         arguments["fused"] = True
     optimizer = kind(groups, lr=lr, weight_decay=config.weight_decay, **arguments)  # pyright: ignore[reportCallIssue]
     later = [phase.lr for phase in plan.phases if phase.lr is not None]
@@ -87,6 +87,14 @@ def _trained_parameters(model: nn.Module, plan: TrainabilityPlan) -> dict[str, P
     """Parameters that train in some phase, by path, in model order, a tied one once."""
     trained = set(plan.ever_trained)
     return {path: param for path, param in canonical_named_parameters(model, unique=True) if path in trained}
+
+
+def _starts_in_parts(plan: TrainabilityPlan, trained: Mapping[str, Parameter]) -> bool:
+    """Whether parameters may get their first gradient in different steps: torch's fused SGD cannot start that way.
+
+    It wants the momentum of all or of none to be there.
+    """
+    return bool(plan.phases) or any(plan.decisions[path].conditional for path in trained)
 
 
 def _selected_groups(

@@ -307,6 +307,13 @@ def test_wrong_value_message_in_full(tmp_path: Path) -> None:
         ("output_dir", 3, "cannot be 3", 'write `output_dir: "3"`'),
         ("freeze_config", "bert", 'cannot be the text "bert"', "write freeze_config: {freeze_modules: bert}"),
         ("freeze_config", None, "cannot be null", "indent its keys"),
+        ("freeze_config", {"freeze_vision_tower": "yes"}, "yes.*possible: true or false\n", "write `freeze_vision"),
+        ("freeze_config", {"phases": 3}, "cannot be 3", r"write a list, such as phases: \[{at: {epoch: 1}, \.\.\.}\]"),
+        ("freeze_config", {"phases": None}, "cannot be null", "each behind a dash, or remove the line"),
+        ("freeze_config", {"phases": [None]}, r"phases\[0\]` cannot be null", "behind the dash, or remove the item"),
+        ("freeze_config", {"phases": ["x"]}, r"phases\[0\]`", r"write a mapping, such as {at: {epoch: 1}, \.\.\.}"),
+        ("freeze_config", {"phases": [{"lr": 1.0}]}, r"phases\[0\]\.at` is missing", "example: at: {epoch: 1}"),
+        ("optimizer", {"groups": 3}, "cannot be 3", r"write a list, such as groups: \[{select: classifier, \.\.\.}\]"),
         ("peft", "lora", 'cannot be the text "lora"', "write peft: {method: lora}"),
         ("peft", {"dropout": 1}, "cannot be 1", "such a value"),
         ("peft", {"alpha": 0}, "cannot be 0", "such a value"),
@@ -408,3 +415,9 @@ def test_best_needs_evaluations() -> None:
 def test_min_lr_above_the_default_rate(peft: dict[str, Any], lr: str) -> None:
     found = problem(BASE | peft | {"schedule": {"min_lr": 0.1}})
     assert f"`schedule.min_lr` 0.1 is above `optimizer.lr` {float(lr)} (the default)" in found.what
+
+
+def test_a_misspelt_key_of_a_phase_is_one_problem() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key `freeze_config\.phases\[0\]\.freeze`") as caught:
+        load_config(BASE | {"freeze_config": {"phases": [{"at": {"step": 2}, "freeze": "bert"}]}})
+    assert len(caught.value.problems) == 1

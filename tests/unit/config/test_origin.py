@@ -41,3 +41,12 @@ def test_every_public_name_is_there() -> None:
     for name in config.__all__:
         assert getattr(config, name) is not None
     assert dir(config) == config.__all__
+
+
+def test_what_an_override_made_comes_from_the_command_line() -> None:
+    place = ("freeze_config", "phases", 0)
+    origins = Origins("f.yaml", {("freeze_config",): 3}, frozenset({(*place, "at", "step")}))
+    assert str(origins.below(*place).at()) == "command line: freeze_config.phases[0]"
+    assert str(origins.at(*place, "at")) == "command line: freeze_config.phases[0].at"
+    assert str(origins.at(*place, "lr")) == "f.yaml, line 3: freeze_config.phases[0].lr"
+    assert str(origins.at("freeze_config")) == "f.yaml, line 3: freeze_config"

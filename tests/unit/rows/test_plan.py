@@ -323,3 +323,12 @@ def test_frozen_modes_count_the_rows_as_training() -> None:
     plan = fl.resolve(table(tied=False), freeze_config=rows_config())
     assert "embed_tokens" not in plan.frozen_roots
     assert "mix" in plan.frozen_roots
+
+
+def test_a_selector_of_rows_that_hits_many_vectors_is_one_problem() -> None:
+    """What cannot train in rows is told once for each selector, not once for each layer."""
+    model = nn.ModuleDict({"norms": nn.ModuleList(nn.LayerNorm(4) for _ in range(9)), "head": nn.Linear(4, 3)})
+    block = {"unfreeze_modules": [{"param": "norms.*.weight", "rows": 1}, {"param": "head.bias", "rows": 1}]}
+    with pytest.raises(AdapterError, match=r"rows of norms\.0\.weight, norms\.1\.weight and 7 more") as caught:
+        fl.resolve(model, freeze_config={"freeze_modules": ["*"], **block})
+    assert len(caught.value.problems) == 2

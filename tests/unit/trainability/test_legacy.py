@@ -173,6 +173,8 @@ CONFIGS: list[dict[str, Any]] = [
     {VISION: False, LANGUAGE: True},
     {"freeze_audio_tower": True, "freeze_video_embedder": True},
     {"freeze_modules": ["context_proj"], "freeze_audio_tower": True},
+    {"freeze_modules": {"path": "context_proj", "frozen_mode": "train"}, "freeze_audio_tower": True},
+    {"freeze_modules": [{"regex": r"context_proj\.?.*"}, {"param": "*.bias"}], VISION: True},
 ]
 
 
@@ -186,10 +188,18 @@ def test_the_deprecation_is_a_warning_and_a_note_with_selectors_that_freeze_the_
     if pasted:
         block = YAML(typ="safe").load(pasted[0])["freeze_config"]
     else:
-        added = re.search(r"add (freeze_modules: .*) to the block", note)
-        assert added
-        block = {"freeze_modules": YAML(typ="safe").load(added[1])["freeze_modules"] + config["freeze_modules"]}
+        whole = re.search(r"selectors: (.*) in place of this key and of the freeze_modules there$", note)
+        assert whole
+        block = YAML(typ="safe").load(whole[1])
     assert resolve(Multimodal(), freeze_config=block) == plan
+
+
+def test_what_to_write_beside_other_keys_says_what_goes() -> None:
+    phases = [{"at": {"step": 2}, "unfreeze_modules": ["audio_tower"]}]
+    note = quietly(Multimodal(), {"freeze_audio_tower": True, "phases": phases}).notes[0]
+    assert re.search(r"selectors: freeze_modules: \[.*\] in place of this key$", note)
+    note = quietly(Multimodal(), {"freeze_audio_tower": False, "freeze_modules": []}).notes[0]
+    assert note.endswith("freeze_audio_tower: false; the same with selectors: the block without this key")
 
 
 def test_parts_that_repeat_by_number_are_one_glob() -> None:

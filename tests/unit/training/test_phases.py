@@ -64,7 +64,7 @@ def test_case_36_no_optimizer_reaches_what_a_phase_froze(toy: Any, name: str, fu
     if name in ("sgd", "rmsprop"):
         settings["momentum"] = 0.9
     optimizer = build_optimizer(model, plan, toy.config(optimizer=settings).optimizer, lr=0.05)
-    if name in ("adamw", "adam", "sgd"):
+    if name in ("adamw", "adam"):
         assert bool(optimizer.param_groups[0].get("fused")) is fused
     batch = toy.task().collate(toy.examples(4))
     params = dict(model.named_parameters())
@@ -84,6 +84,41 @@ def test_case_36_no_optimizer_reaches_what_a_phase_froze(toy: Any, name: str, fu
             now = optimizer.state.get(params[path], {})
             assert held.keys() == now.keys()
             assert all(torch.equal(held[key], torch.as_tensor(now[key])) for key in held)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_case_37_every_optimizer_takes_up_what_starts_later_beside_what_trains_on(toy: Any, name: str) -> None:
+    """Row 37: moments that are there already and moments that begin meet in one step."""
+    model, plan = planned(toy, {"at": {"step": 2}, "unfreeze_modules": ["layers.2"]})
+    settings: dict[str, Any] = {"name": name, "lr": 0.05}
+    if name in ("sgd", "rmsprop"):
+        settings["momentum"] = 0.9
+    optimizer = build_optimizer(model, plan, toy.config(optimizer=settings).optimizer, lr=0.05)
+    batch = toy.task().collate(toy.examples(4))
+    for number in range(4):
+        model, plan = enter_phase(model, plan, plan.phase_at(number))
+        before = bits(model)
+        toy.task().loss_sum(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        assert {path for path, value in bits(model).items() if value != before[path]} == set(plan.trainable)
+    assert plan.phase == 1
+
+
+def test_sgd_with_momentum_is_fused_only_where_all_start_together(toy: Any) -> None:
+    momentum = toy.config(optimizer={"name": "sgd", "lr": 0.05, "momentum": 0.9}).optimizer
+    plain = toy.config(optimizer={"name": "sgd", "lr": 0.05}).optimizer
+    phase = {"at": {"step": 2}, "unfreeze_modules": ["layers.2"]}
+    tagged = {"unfreeze_modules": [{"path": "layers.1", "conditional": True}]}
+    for block, config, expected in (
+        ({}, momentum, True),
+        ({"freeze_modules": ["embed", "layers"], "phases": [phase]}, momentum, False),
+        ({"freeze_modules": ["embed", "layers"], "phases": [phase]}, plain, True),
+        (tagged, momentum, False),
+    ):
+        model = toy.model()
+        optimizer = build_optimizer(model, toy.plan(model, block), config, lr=0.05)
+        assert bool(optimizer.param_groups[0].get("fused")) is expected
 
 
 def test_case_37_case_41_groups_of_all_phases_exist_from_the_start(toy: Any) -> None:

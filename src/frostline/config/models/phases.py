@@ -60,7 +60,7 @@ class PhaseConfig(Section):
             if name in given:
                 yield from selector_faults(name, given[name])
         selects = any(given.get(name, []) not in ([], ()) for name in ("freeze_modules", "unfreeze_modules"))
-        if not selects and given.get("lr") is None:
+        if not selects and given.get("lr") is None and set(given) <= set(cls.model_fields):  # else that is told
             yield Fault(
                 (),
                 "the phase changes nothing: it has neither selectors nor a learning rate",
