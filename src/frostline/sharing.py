@@ -31,6 +31,7 @@ from frostline.checkpoint.foreign_adapter import require_tied_as_in, without_bas
 from frostline.checkpoint.peft_layout import only_adapter
 from frostline.checkpoint.tensor_file import put_tensors, values_of
 from frostline.checkpoint.trained_part import TrainedFile, match_trained, read_trained
+from frostline.checkpoint.whole import require_whole_to_load, require_whole_to_save
 from frostline.errors import AdapterError, CheckpointError, PlanMismatchError
 from frostline.preparation import prepare, release
 from frostline.trainability import TrainabilityPlan, plan_of, show_rows
@@ -62,11 +63,12 @@ def save_adapter(
             else the values of all that stayed frozen.
 
     Raises:
-        CheckpointError: no adapter, a value that is not finite, a trained module with `get_extra_state`, a foreign
-            folder in the way, the disk is full.
+        CheckpointError: no adapter, sharded parameters, a value that is not finite, a trained module with
+            `get_extra_state`, a foreign folder in the way, the disk is full.
         AdapterError: something trained that peft's layout cannot hold.
     """
     plan = plan_of(model)
+    require_whole_to_save(model, "save_adapter")
 
     def write(folder: Path) -> None:
         layout = write_adapter(
@@ -114,6 +116,7 @@ def load_adapter(
         AdapterError, SelectorError: the model has no such modules, or its adapter computes with other settings than
             the one in the file; peft has trained a copy of a tensor that is tied in the model.
     """
+    require_whole_to_load(model, "load_adapter")
     file = without_base_copies(model, read_adapter(directory))
     require_tied_as_in(model, file)
     is_bare, had_rows = not adapters_of(model), bool(rows_of(model))
@@ -153,6 +156,7 @@ def save_trained(model: nn.Module, directory: str | Path, *, base: BaseIdentity 
     For models without adapters; with adapters use `save_adapter`. Raises as `save_adapter`.
     """
     plan = plan_of(model)
+    require_whole_to_save(model, "save_trained")
     return _publish(
         Path(directory),
         lambda folder: write_trained(model, plan, folder, base or identity_to_save(model, plan)),
@@ -168,6 +172,7 @@ def load_trained(model: ModelT, directory: str | Path, *, base: BaseIdentity | N
     Raises:
         CheckpointError: as `load_adapter`.
     """
+    require_whole_to_load(model, "load_trained")
     try:
         plan = plan_of(model)
     except PlanMismatchError:  # never prepared

@@ -120,6 +120,24 @@ def _tensor_parallel_changes_no_flag(process_rank: int) -> None:
         plan.bind(model, step="parallelize_module")
 
 
+def _adapted_modules_are_not_made_tensor_parallel() -> None:
+    """Row 20's kind: torch's styles would fail in their middle, or split rows that belong to every process."""
+    mesh = init_device_mesh("cpu", (2,))
+    for name, style in STYLES.items():
+        model, plan = fl.prepare(seeded(Mlp), peft={**LORA, "target_modules": [name]})
+        with pytest.raises(
+            fl.AdapterError, match=r"(?s)Linear with an adapter.*torch's styles know only.*possible: .*do: +leave .*"
+        ):
+            parallelize_module(model, mesh, {name: style})
+        plan.verify(model)
+        assert torch.equal(model(inputs()), seeded(Mlp)(inputs()))  # nothing has changed
+    rows = {"freeze_modules": ["embed", "body"], "unfreeze_modules": [{"param": "embed.weight", "rows": "1:"}]}
+    model, _ = fl.prepare(seeded(Tied), freeze_config=rows)
+    for name, style in (("embed", RowwiseParallel()), ("head", ColwiseParallel())):
+        with pytest.raises(fl.AdapterError, match="with an adapter or trained rows is to become tensor parallel"):
+            parallelize_module(model, mesh, {name: style})
+
+
 def _processes_fail_together(process_rank: int) -> list[str]:
     """A fault of one process is heard of by all, and none hangs."""
     model, plan = fl.prepare(seeded(Encoder), freeze_config=FREEZE)
@@ -153,6 +171,7 @@ def _work(process_rank: int) -> tuple[list[str], str]:
     _thawing_after_ddp_is_refused()
     _adapters_after_ddp_are_refused()
     _tensor_parallel_changes_no_flag(process_rank)
+    _adapted_modules_are_not_made_tensor_parallel()
     return _processes_fail_together(process_rank), _different_plans_are_an_error(process_rank)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,6 +183,44 @@ def _ties_are_kept_or_refused() -> None:
             bound.verify(model)
 
 
+def _files_hold_whole_tensors(process_rank: int, folder: Path) -> None:
+    """Row 84's kind: what the messages propose works, and nothing is written from a part of a model."""
+    model, plan = fl.prepare(seeded(Encoder), peft={"rank": 2})
+    fl.save_adapter(model, folder / f"first-{process_rank}")
+    shard(model)
+    plan = plan.bind(model, step="fully_shard")
+    with pytest.raises(fl.CheckpointError, match=r"(?s)32 parameters are sharded.*get_model_state_dict") as caught:
+        fl.save_adapter(model, folder / "adapter")
+    assert not (folder / "adapter").exists()
+    with pytest.raises(fl.CheckpointError, match=r"(?s)are sharded.*call load_adapter on the bare model"):
+        fl.load_adapter(model, folder / f"first-{process_rank}")
+    with pytest.raises(fl.AdapterError, match=r"(?s)no process has the weights.*gather"):
+        fl.merge(model)
+    optimizer = sgd(model)
+    model(inputs()).mean().backward()
+    optimizer.step()
+    whole, _ = fl.prepare(seeded(Encoder), peft={"rank": 2})
+    code = [
+        line.strip() for line in caught.value.problems[0].fix.splitlines() if " import " in line or "state = " in line
+    ]
+    held: dict[str, Any] = {"model": model}
+    exec("\n".join(code), held)
+    if process_rank == 0:
+        whole.load_state_dict(held["state"])
+        fl.save_adapter(whole, folder / "adapter")
+        again, _ = fl.load_adapter(seeded(Encoder), folder / "adapter")
+        torch.testing.assert_close(again(inputs()), whole(inputs()))
+        assert float(again.layers[0].linear.lora_B["default"].weight.abs().max()) > 0
+
+    model, plan = fl.prepare(seeded(Encoder), freeze_config=FREEZE)
+    shard(model)
+    plan.bind(model, step="fully_shard")
+    with pytest.raises(fl.CheckpointError, match=r"(?s)save_trained.*get_model_state_dict"):
+        fl.save_trained(model, folder / "trained")
+    with pytest.raises(fl.CheckpointError, match="call load_trained on the bare model"):
+        fl.load_trained(model, folder / "trained")
+
+
 def _half_of_the_blocks_are_wrapped() -> None:
     """`layers` still finds the one list of blocks when only some are sharded, checkpointed or compiled."""
     model, plan = fl.prepare(seeded(Encoder), freeze_config=FREEZE)
@@ -197,7 +236,8 @@ def _half_of_the_blocks_are_wrapped() -> None:
     bound.verify(model)
 
 
-def _work(process_rank: int) -> tuple[str, str]:
+def _work(process_rank: int, folder: Path) -> tuple[str, str]:
+    _files_hold_whole_tensors(process_rank, folder)
     _gathered_stand_ins_are_seen_through()
     _lora_in_a_sharded_model(process_rank)
     _the_wrong_order_is_named()
@@ -206,9 +246,9 @@ def _work(process_rank: int) -> tuple[str, str]:
     return _shards_are_hashed_where_they_are(process_rank)
 
 
-def test_fully_shard(spawn: Callable[..., list[Any]]) -> None:
+def test_fully_shard(spawn: Callable[..., list[Any]], tmp_path: Path) -> None:
     """Rows 20, 47, 84, 137, 139, 155: see the functions above."""
-    (first, first_head), (second, second_head) = spawn(_work, 2)
+    (first, first_head), (second, second_head) = spawn(_work, 2, tmp_path)
     assert first
     assert not second
     assert first_head != second_head  # each process has hashed a shard of its own

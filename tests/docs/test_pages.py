@@ -58,7 +58,7 @@ PAGES: dict[str, Expected] = {
     "docs/guides/phases.md": Expected({"yaml": 1, "console": 2, "python": 1, "text": 1}, 2, BBC_SHORT),
     "docs/guides/rows.md": Expected({"yaml": 1, "console": 1, "python": 3, "text": 3}, 1),
     "docs/guides/runs.md": Expected({"yaml": 1, "console": 10, "json": 1, "python": 2}, 10, BBC_SHORT),
-    "docs/guides/wrappers.md": Expected({"python": 7, "text": 4}, 0),
+    "docs/guides/wrappers.md": Expected({"python": 8, "text": 4}, 0),
     "docs/guides/proof.md": Expected({"python": 3, "text": 2}, 0),
     "docs/guides/library.md": Expected({"python": 10, "text": 5}, 0),
     "docs/guides/coming-from.md": Expected({"yaml": 2, "console": 1, "python": 2}, 1),

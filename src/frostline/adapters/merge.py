@@ -36,7 +36,8 @@ def merge(model: nn.Module, *, keep: bool = False) -> nn.Module:
             "the model is sharded by fully_shard, so that no process has the weights to merge",
             where="merge",
             possible="a model in one process",
-            fix="save the adapter, load it into the base in one process, and merge there",
+            fix="gather the values (torch's get_model_state_dict with full_state_dict=True), load them in one process "
+            "into a model that is prepared in the same way, and merge there",
         )
     tables = list(rows_of(model).values())
     adapted = _adapted(model, beside=tables)

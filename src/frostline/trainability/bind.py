@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from frostline.config.wording import shorten_names
@@ -30,6 +31,11 @@ class _Step:
     tree: ModuleTree
     name: str
     problems: list[Problem] = field(default_factory=list[Problem])
+
+    @cached_property
+    def packed_before(self) -> frozenset[str]:
+        """What notes of the plan say that an earlier step has packed."""
+        return frozenset(note.rpartition(": ")[2] for note in self.plan.notes if note.startswith("packed by"))
 
     def refuse(self, what: str, possible: str, fix: str) -> None:
         self.problems.append(Problem(what, f"bind after {self.name}", possible, fix))
@@ -67,11 +73,11 @@ def bind_decisions(
 def held_by(plan: TrainabilityPlan, tree: ModuleTree) -> frozenset[str]:
     """Planned paths that `tree` holds, under one of their names or through a replacement below the same parent."""
     names = {ref.path for ref in tree.params}
-    added = {path for path in names if path not in plan.decisions}
+    places = _places_of(path for path in names if path not in plan.decisions)
     return frozenset(
         entry.path
         for entry in plan.decisions.values()
-        if any(name in names for name in (entry.path, *entry.aliases)) or _is_replaced(entry.path, added)
+        if any(name in names for name in (entry.path, *entry.aliases)) or _parent(entry.path) in places
     )
 
 
@@ -94,9 +100,9 @@ def _decision_of(held: _Step, index: int, verdicts: Mapping[int, Decision], note
             "make the plan after the step that resizes the model",
         )
     elif chosen.shape != ref.shape:
-        what = f": {ref.path} ({ref.dtype_name} {list(ref.shape)})"
-        if not any(earlier.startswith("packed by") and earlier.endswith(what) for earlier in held.plan.notes):
-            notes.append(f"packed by {held.name}{what}")
+        what = f"{ref.path} ({ref.dtype_name} {list(ref.shape)})"
+        if what not in held.packed_before:
+            notes.append(f"packed by {held.name}: {what}")
     return replace(chosen, path=ref.path, aliases=aliases)
 
 
@@ -118,14 +124,14 @@ def _agreed(held: _Step, names: Sequence[int], verdicts: Mapping[int, Decision])
 def _find_vanished(held: _Step, added: Sequence[int], stage: bool) -> list[str]:
     """Refuse planned parameters that are gone without a replacement; returns frozen ones that became packed buffers."""
     tree = held.tree
-    names, added_paths = {ref.path for ref in tree.params}, {tree.params[index].path for index in added}
+    names, places = {ref.path for ref in tree.params}, _places_of(tree.params[index].path for index in added)
     packed = {tree.modules[buffer.owner].path for buffer in tree.buffers if not is_trainable_dtype(buffer.tensor.dtype)}
     gone: list[str] = []
     packed_away: list[str] = []
     for decision in held.plan.decisions.values():
         if any(name in names for name in (decision.path, *decision.aliases)):
             continue
-        if _is_replaced(decision.path, added_paths):
+        if _parent(decision.path) in places:
             continue
         if not decision.trains and decision.path.rpartition(".")[0] in packed:
             packed_away.append(decision.path)
@@ -141,10 +147,21 @@ def _find_vanished(held: _Step, added: Sequence[int], stage: bool) -> list[str]:
     return packed_away
 
 
-def _is_replaced(path: str, added: Iterable[str]) -> bool:
-    parent = path.rpartition(".")[0]
-    # A parameter of the root is replaced there: below "" lies the whole model.
-    return any(other.startswith(parent + ".") if parent else "." not in other for other in added)
+def _places_of(added: Iterable[str]) -> set[str]:
+    """Modules of which a parameter that vanished has a replacement: those with an added one anywhere below."""
+    places: set[str] = set()
+    for path in added:
+        place = _parent(path)
+        if not place:  # a parameter of the root is replaced there: below "" lies the whole model
+            places.add(place)
+        while place and place not in places:
+            places.add(place)
+            place = _parent(place)
+    return places
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
 
 
 def _find_broken_ties(held: _Step, decisions: Sequence[Decision], notes: list[str]) -> None:

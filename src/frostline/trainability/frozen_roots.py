@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 from frostline.trainability.decision import Decision
 from frostline.trainability.rows import ModuleRow
@@ -14,16 +14,23 @@ def find_frozen_roots(
     decisions: Iterable[Decision],
     frozen_mode: str,
     trained: Collection[str] | None = None,
+    modes: Sequence[Sequence[str | None]] = (),
 ) -> tuple[str, ...]:
     """Paths of the maximal subtrees that hold parameters of which none trains, and that are to stay still.
 
     Args:
         frozen_mode: mode of the modules of which no selector says another.
         trained: paths that count as trained; None for those that the decisions let train.
+        modes: for each phase that counts, the mode that selectors give each module (empty: none), in place of those of
+            the rows; a module is to stay still only where it is in all of them.
     """
     frozen = _frozen_modules(modules, decisions, trained)
     # Number of modules before each index that are to follow the model, so that a subtree is judged in one step.
-    following = [0, *accumulate((row.frozen_mode or frozen_mode) != "eval" for row in modules)]
+    follows = bytearray(len(modules))
+    for phase in modes or ([row.frozen_mode for row in modules],):
+        for index, mode in enumerate(phase or repeat(None, len(modules))):
+            follows[index] |= (mode or frozen_mode) != "eval"
+    following = [0, *accumulate(follows)]
     roots: list[str] = []
     index = 0
     while index < len(modules):

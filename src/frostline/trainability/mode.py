@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from torch import nn
 
-from frostline.tree import canonical_named_modules, unwrap
+from frostline.tree import canonical_named_modules, model_class, unwrap
 
 if TYPE_CHECKING:
     from frostline.trainability.plan import TrainabilityPlan
@@ -27,6 +27,21 @@ def _stay_in_eval(module: nn.Module, mode: bool = True) -> nn.Module:
     return nn.Module.train(module, False)
 
 
+def _hold_inside(module: nn.Module, mode: bool = True) -> nn.Module:
+    """Stands for `train` of a held `nn.TransformerEncoderLayer` among others that train.
+
+    Its own flag means nothing but the fast path of inference. `nn.TransformerEncoder` looks at the first layer alone:
+    were it in evaluation mode, padded batches would go as nested tensors into layers that cannot take them.
+    """
+    module.training = mode
+    for child in module.children():
+        child.train(False)
+    return module
+
+
+_HOLDING = (_stay_in_eval, _hold_inside)
+
+
 def hold_in_eval(
     model: nn.Module, roots: Iterable[str], *, modules: Sequence[tuple[str, nn.Module]] | None = None
 ) -> None:
@@ -40,6 +55,7 @@ def hold_in_eval(
     wanted = set(roots)
     kept = _inside(modules, wanted)
     top = {id(module) for path, module in modules if path in wanted}
+    among_trained = _layers_among_trained(modules, kept)
     released = [module for _, module in modules if "train" in module.__dict__ and id(module) not in kept]
     released = [module for module in released if _is_held(module)]
     for module in released:
@@ -49,12 +65,15 @@ def hold_in_eval(
     for key, module in kept.items():
         # On the instance: `nn.Module.train` recurses through `child.train(mode)`, so the parent's call ends here. A
         # partial and not a bound method, because a model that holds one of itself could not be pickled.
-        if key in top or type(module) not in _MODELESS:
+        if key in among_trained:
+            module.__dict__["train"] = partial(_hold_inside, module)
+        elif key in top or type(module) not in _MODELESS:
             module.__dict__["train"] = partial(_stay_in_eval, module)
+        mode = key in among_trained and unwrap(model).training
         if _is_plain(type(module)):
-            module.__dict__["training"] = False  # `nn.Module.__setattr__` would look for a parameter of that name
+            module.__dict__["training"] = mode  # `nn.Module.__setattr__` would look for a parameter of that name
         else:
-            module.training = False
+            module.training = mode
 
 
 def _inside(modules: Sequence[tuple[str, nn.Module]], roots: set[str]) -> dict[int, nn.Module]:
@@ -71,6 +90,17 @@ def _inside(modules: Sequence[tuple[str, nn.Module]], roots: set[str]) -> dict[i
     return kept
 
 
+def _layers_among_trained(modules: Sequence[tuple[str, nn.Module]], kept: Mapping[int, nn.Module]) -> set[int]:
+    """Identities of the held layers of each `nn.TransformerEncoder` that is not held as a whole."""
+    return {
+        id(layer)
+        for _, module in modules
+        if isinstance(module, nn.TransformerEncoder) and id(module) not in kept
+        for layer in map(unwrap, module.layers)
+        if id(layer) in kept and model_class(layer) is nn.TransformerEncoderLayer
+    }
+
+
 @cache
 def _is_plain(cls: type[nn.Module]) -> bool:
     return cls.__setattr__ is nn.Module.__setattr__
@@ -78,12 +108,16 @@ def _is_plain(cls: type[nn.Module]) -> bool:
 
 def modules_out_of_eval(model: nn.Module) -> list[str]:
     """Paths of held modules that are in training mode all the same: somebody wrote `module.training = True`."""
-    return [path for path, module in canonical_named_modules(model) if module.training and _is_held(module)]
+    return [
+        path
+        for path, module in canonical_named_modules(model)
+        if module.training and _is_held(module) and module.__dict__["train"].func is _stay_in_eval
+    ]
 
 
 def _is_held(module: nn.Module) -> bool:
     train = module.__dict__.get("train")
-    return isinstance(train, partial) and train.func is _stay_in_eval
+    return isinstance(train, partial) and train.func in _HOLDING
 
 
 def set_training_mode(model: nn.Module, plan: TrainabilityPlan) -> None:

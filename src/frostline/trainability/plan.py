@@ -21,7 +21,7 @@ from frostline.trainability.decision import Decision, Rule
 from frostline.trainability.frozen_roots import find_frozen_roots
 from frostline.trainability.mode import hold_in_eval
 from frostline.trainability.phases.phase import Phase, phase_at, place_phases
-from frostline.trainability.rows import ModuleRow, module_rows
+from frostline.trainability.rows import ModuleRow, carried_modes, carried_rows
 from frostline.trainability.rules import FreezeRules
 from frostline.trainability.screen.difference import diff_plans
 from frostline.trainability.screen.forecast import Forecast, forecast_plan
@@ -169,12 +169,17 @@ class TrainabilityPlan:
     @cached_property
     def frozen_roots(self) -> tuple[str, ...]:
         """Paths of the maximal wholly frozen subtrees that are held in evaluation mode; none where all follow."""
-        return find_frozen_roots(self.modules, self.decisions.values(), self.frozen_mode)
+        modes = [self.phases[self.phase - 1].frozen_modes] if self.phase else []
+        return find_frozen_roots(self.modules, self.decisions.values(), self.frozen_mode, modes=modes)
 
     @cached_property
     def untouched_roots(self) -> tuple[str, ...]:
-        """As `frozen_roots`, of which none has trained in any phase so far."""
-        return find_frozen_roots(self.modules, self.decisions.values(), self.frozen_mode, self._so_far)
+        """As `frozen_roots`, of which none has trained, nor followed the model's mode, in any phase so far."""
+        modes = [
+            [row.frozen_mode for row in self.modules],
+            *(entry.frozen_modes for entry in self.phases[: self.phase]),
+        ]
+        return find_frozen_roots(self.modules, self.decisions.values(), self.frozen_mode, self._so_far, modes)
 
     @cached_property
     def num_trainable(self) -> int:
@@ -327,11 +332,11 @@ class TrainabilityPlan:
         for index, phase in enumerate(self.phases, start=1):
             before = phases[-1].decisions if phases else decisions
             later, _ = bind_decisions(self.in_phase(index), tree, step, stage=stage)
-            phases.append(replace(Phase.from_decisions(phase.rules, before, later), step=phase.step))
-        freezing = [selector for selectors, trains in self.overlays if not trains for selector in selectors]
+            modes = carried_modes(tree, self.modules, phase.frozen_modes)
+            phases.append(replace(Phase.from_decisions(phase.rules, before, later, modes), step=phase.step))
         return self._with(
             decisions=decisions,
-            modules=module_rows(tree, freezing),
+            modules=carried_rows(tree, self.modules),
             notes=self.notes + notes,
             phases=tuple(phases),
             whole=self.whole if stage else self._whole,

@@ -27,7 +27,7 @@ from frostline.trainability.phases.phase import Phase, phase_problems
 from frostline.trainability.phases.rules import PhaseRules
 from frostline.trainability.plan import TrainabilityPlan
 from frostline.trainability.required import Required, find_required, required_notes
-from frostline.trainability.rows import module_rows
+from frostline.trainability.rows import frozen_modes, module_rows
 from frostline.trainability.rules import FreezeRules, rule_of
 from frostline.trainability.trained_rows import (
     Rows,
@@ -190,9 +190,11 @@ def resolve_plan(
     if disagreements and len({len(stage) for stage in stages}) > 1:
         raise SelectorError.from_problems(disagreements)
     decisions = stages[0]
-    phases = tuple(
-        Phase.from_decisions(phase, stages[index], stages[index + 1]) for index, phase in enumerate(rules.phases)
-    )
+    phases: list[Phase] = []
+    overlaid = list(rules.freeze)
+    for phase, before, after in zip(rules.phases, stages, stages[1:], strict=False):
+        overlaid += phase.freeze
+        phases.append(Phase.from_decisions(phase, before, after, frozen_modes(tree, overlaid)))
     problems = [*_untrainable(stages), *_frozen_new(stages, rules)]
     if disagreements:
         raise SelectorError.from_problems([*disagreements, *problems])
@@ -210,11 +212,11 @@ def resolve_plan(
     ]
     return TrainabilityPlan(
         decisions=decisions,
-        modules=module_rows(tree, [selector for selector, _ in freezing]),
+        modules=module_rows(tree, rules.freeze),
         rules=rules,
         adapters=adapters,
         notes=(*notes, *(adapters.notes if adapters is not None else ())),
-        phases=phases,
+        phases=tuple(phases),
     )
 
 

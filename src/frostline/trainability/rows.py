@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -27,20 +27,43 @@ class ModuleRow:
 
 def module_rows(tree: ModuleTree, freezing: Iterable[Selector] = ()) -> tuple[ModuleRow, ...]:
     """The rows of `tree`, in preorder; `freezing` are the selectors that may have a `frozen_mode` of their own."""
-    modes = _frozen_modes(tree, list(freezing)) or repeat(None, len(tree.modules))
+    return _rows(tree, frozen_modes(tree, list(freezing)))
+
+
+def carried_rows(tree: ModuleTree, rows: Sequence[ModuleRow]) -> tuple[ModuleRow, ...]:
+    """The rows of `tree` with the modes of `rows`, which are of the same model before a step; see `carried_modes`."""
+    return _rows(tree, carried_modes(tree, rows, [row.frozen_mode for row in rows]))
+
+
+def carried_modes(tree: ModuleTree, rows: Sequence[ModuleRow], modes: Sequence[str | None]) -> tuple[str | None, ...]:
+    """For each module of `tree` its mode of `modes`, which go with `rows`; a module unknown to them has its parent's.
+
+    Selectors are not asked again: those that count positions would find others in a stage of a pipeline.
+    """
+    if not any(modes):
+        return ()
+    known: Mapping[str, str | None] = {row.path: mode for row, mode in zip(rows, modes, strict=True)}
+    carried: list[str | None] = []
+    for ref in tree.modules:  # parents before their children
+        inherited = carried[ref.parent] if ref.parent >= 0 else None
+        carried.append(known.get(ref.path, inherited))
+    return tuple(carried)
+
+
+def _rows(tree: ModuleTree, modes: Sequence[str | None]) -> tuple[ModuleRow, ...]:
     return tuple(
         _make_row(ref.path, type(ref.module).__name__, ref.end, ref.is_adapter, mode)
-        for ref, mode in zip(tree.modules, modes, strict=True)
+        for ref, mode in zip(tree.modules, modes or repeat(None, len(tree.modules)), strict=True)
     )
 
 
 _make_row = quick_maker(ModuleRow)
 
 
-def _frozen_modes(tree: ModuleTree, freezing: Sequence[Selector]) -> list[str | None]:
+def frozen_modes(tree: ModuleTree, freezing: Sequence[Selector]) -> tuple[str | None, ...]:
     """For each module the mode of the last selector that selects it; empty where no selector has one."""
     if not any(selector.frozen_mode for selector in freezing):
-        return []
+        return ()
     modes: list[str | None] = [None] * len(tree.modules)
     for selector in freezing:
         selection = selector.select(tree)
@@ -52,4 +75,4 @@ def _frozen_modes(tree: ModuleTree, freezing: Sequence[Selector]) -> list[str | 
                 is_selected = bool(selection.modules[index])
             if is_selected:
                 modes[index] = selector.frozen_mode
-    return modes
+    return tuple(modes)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from frostline import LoRA, prepare, resolve
+from frostline import LoRA, Prover, enter_phase, prepare, resolve
 from frostline.errors import SelectorError
 
 from .conftest import changed, encoder, snapshot
@@ -101,3 +101,47 @@ def test_with_adapters_only_what_has_none_and_stays_still_is_held() -> None:
 def test_elsewhere_it_is_refused_with_the_place_where_it_has_a_meaning(blocks: dict[str, Any]) -> None:
     with pytest.raises(SelectorError, match=r"(?s)`frozen_mode` has no meaning here.*entries of freeze_modules"):
         resolve(encoder(), **blocks)
+
+
+def in_phases(*phases: dict[str, Any], **block: Any) -> list[tuple[str, ...]]:
+    entries = [{"at": {"step": 2 * index + 2}, **phase} for index, phase in enumerate(phases)]
+    plan = resolve(encoder(), freeze_config={**block, "phases": entries})
+    return [plan.in_phase(index).frozen_roots for index in range(len(phases) + 1)]
+
+
+def test_the_mode_of_an_entry_of_a_phase_holds_from_that_phase_on() -> None:
+    """Row 31 with phases: the block does not know yet what a phase says."""
+    later = {"freeze_modules": [{"layers": 1}, {"layers": 0, "frozen_mode": "train"}]}
+    last = {"freeze_modules": [{"layers": 0}, "embed"]}
+    assert in_phases(later, last, freeze_modules=[{"layers": 0}]) == [
+        ("layers.0",),
+        ("layers.1",),
+        ("embed", "layers.0", "layers.1"),
+    ]
+    # A phase may change nothing but a mode.
+    assert in_phases(later, freeze_modules=["layers"]) == [("layers",), ("layers.1", "layers.2")]
+
+
+def test_the_modes_of_phases_survive_a_step_that_replaces_modules() -> None:
+    phase = {"at": {"step": 2}, "freeze_modules": [{"layers": 1, "frozen_mode": "train"}]}
+    model, plan = prepare(encoder(), freeze_config={"freeze_modules": ["layers"], "phases": [phase]})
+    model.layers[1].linear = nn.Sequential(nn.Linear(4, 4))
+    for bound in (plan.bind(model), plan.in_phase(1).bind(model)):
+        assert [bound.in_phase(index).frozen_roots for index in (0, 1)] == [("layers",), ("layers.0", "layers.2")]
+    model, bound = enter_phase(model, plan.bind(model), 1)
+    assert model.layers[1].linear[0].training
+
+
+def test_statistics_that_moved_in_an_earlier_phase_are_kept_and_not_called_untouched() -> None:
+    still = {"at": {"step": 2}, "freeze_modules": [{"layers": 0, "frozen_mode": "eval"}]}
+    config = {"freeze_modules": [{"layers": 0, "frozen_mode": "train"}], "phases": [still]}
+    model, plan = prepare(encoder(), freeze_config=config)
+    prover = Prover(model, plan)
+    model(torch.randn(8, 4))
+    model, plan = enter_phase(model, plan, 1)
+    prover = prover.next_phase(plan, 2)
+    assert (plan.frozen_roots, plan.untouched_roots) == (("layers.0",), ())
+    assert prover.final_check() == (
+        "frozen part: 4 tensors bit-identical to what was loaded, "
+        "0 tensors and 3 buffers to what they were when a phase froze them"
+    )

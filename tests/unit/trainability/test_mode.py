@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from frostline import prepare, resolve
 from frostline.preparation import release
@@ -144,3 +144,41 @@ def test_every_module_of_a_frozen_subtree_is_held_whatever_its_class_does_with_m
     assert not any(module.training for module in inner.modules() if not isinstance(module, modeless))
     assert inner[2].seen[-1] is False
     assert model["ab"].training, "the border of a component"
+
+
+def transformer() -> nn.Module:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    return nn.Sequential(nn.Embedding(10, 8), nn.TransformerEncoder(layer, 3))
+
+
+def encode(model: nn.Module, tokens: Tensor, padding: Tensor | None) -> Tensor:
+    return model[1](model[0](tokens), src_key_padding_mask=padding)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("num_frozen", [1, 2])
+def test_frozen_first_layers_of_torchs_encoder_take_padded_batches(num_frozen: int) -> None:
+    """Row 31 and torch's fast path: it looks at the first layer alone, and later ones take no nested tensors."""
+    tokens, padding = torch.arange(10).view(2, 5), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    config = {"freeze_modules": ["0", {"layers": f":{num_frozen}"}]}
+    model, plan = prepare(transformer(), freeze_config=config)
+    model.train()
+    layers = list(model[1].layers)  # type: ignore[index]
+    assert [layer.dropout.training for layer in layers] == [False] * num_frozen + [True] * (3 - num_frozen)
+    assert [layer.self_attn.training for layer in layers] == [False] * num_frozen + [True] * (3 - num_frozen)
+    for layer in layers[num_frozen:]:
+        layer.eval()  # so that nothing is drawn, and the slow path can be compared
+    output = encode(model, tokens, padding)
+    expected = transformer().eval()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        torch.testing.assert_close(output, encode(expected, tokens, padding))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    output.square().sum().backward()
+    assert {name for name, param in model.named_parameters() if param.grad is not None} == set(plan.trainable)
+    model.eval()
+    assert not any(module.training for module in model.modules())
+    release(model)
+    model.train()
+    assert all(module.training for module in model.modules())

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from frostline.tree import AdapterPart, update_dtype
+from frostline.errors import AdapterError
+from frostline.tree import AdapterPart, is_distributed, update_dtype
 
 
 class Factor(AdapterPart, nn.Module):
@@ -63,6 +64,27 @@ class InPlaceAdapted:
         make, arguments, *rest = reduced
         arguments = tuple(self.frostline_base_class if value is kind else value for value in arguments)
         return (_rebuild, (kind.frostline_mixin, make, arguments), *rest)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As the base; refused is what torch's tensor parallel styles do, before anything has changed.
+
+        Raises:
+            AdapterError: a distributed weight, beside adapter tensors that are whole.
+        """
+        module = cast("Any", self)
+        if param is not None and is_distributed(param) and name in ("weight", "bias"):
+            beside = [held for key, held in module.named_parameters() if key not in ("weight", "bias")]
+            if any(not is_distributed(held) for held in beside):
+                raise AdapterError(
+                    f"a {self.frostline_base_class.__name__} with an adapter or trained rows is to become tensor "
+                    "parallel, but torch's styles know only its weight and bias",
+                    where="parallelize_module",
+                    possible="tensor parallel modules without adapters; adapters in the other modules, under FSDP2 "
+                    "(fully_shard) or DDP in any module",
+                    fix="leave the tensor parallel modules out of peft.target_modules (`exclude_modules`), or do not "
+                    "parallelize those that have adapters",
+                )
+        cast("Any", super()).register_parameter(name, param)
 
 
 def _rebuild(mixin: type[InPlaceAdapted], make: Callable[..., nn.Module], arguments: tuple[Any, ...]) -> nn.Module:

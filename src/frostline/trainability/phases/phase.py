@@ -27,6 +27,7 @@ class Phase:
         decisions: of every tensor while the phase is in force, in the order of the plan.
         thaws, freezes: paths that start and that stop to train, compared with the phase before.
         step: optimizer step before which it comes into force; None until the length of an epoch is known.
+        frozen_modes: for each module of the plan what selectors say of its mode while it is frozen; empty: nothing.
     """
 
     rules: PhaseRules
@@ -34,9 +35,16 @@ class Phase:
     thaws: tuple[str, ...]
     freezes: tuple[str, ...]
     step: int | None = None
+    frozen_modes: tuple[str | None, ...] = ()
 
     @classmethod
-    def from_decisions(cls, rules: PhaseRules, before: Sequence[Decision], decisions: tuple[Decision, ...]) -> Phase:
+    def from_decisions(
+        cls,
+        rules: PhaseRules,
+        before: Sequence[Decision],
+        decisions: tuple[Decision, ...],
+        frozen_modes: tuple[str | None, ...] = (),
+    ) -> Phase:
         """The phase in which `decisions` follow those `before`, both in the order of the plan."""
         pairs = list(zip(before, decisions, strict=True))
         return cls(
@@ -45,6 +53,7 @@ class Phase:
             thaws=tuple(new.path for old, new in pairs if new.trains and not old.trains),
             freezes=tuple(new.path for old, new in pairs if old.trains and not new.trains),
             step=rules.at.step,
+            frozen_modes=frozen_modes,
         )
 
     @property
@@ -107,7 +116,8 @@ def phase_problems(phases: Sequence[Phase]) -> list[Problem]:
     problems: list[Problem] = []
     for phase in phases:
         rules = phase.rules
-        if (rules.freeze or rules.unfreeze) and not phase.thaws and not phase.freezes:
+        changes_a_mode = any(selector.frozen_mode for selector in rules.freeze)
+        if (rules.freeze or rules.unfreeze) and not phase.thaws and not phase.freezes and not changes_a_mode:
             problems.append(_changes_nothing(phase))
         if not any(decision.trains for decision in phase.decisions):
             problems.append(
