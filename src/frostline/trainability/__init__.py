@@ -5,13 +5,16 @@
 Knows nothing of how adapters compute: it sees their parameters as entries of the tree.
 """
 
+from frostline.trainability.adapter_targets import AdapterTargets
+from frostline.trainability.attached import attach_plan, built_flags, detach_plan, plan_of
 from frostline.trainability.decision import Decision, Rule
 from frostline.trainability.mode import hold_in_eval, set_training_mode
 from frostline.trainability.phases.enter import enter_phase
 from frostline.trainability.phases.phase import Phase
-from frostline.trainability.plan import TrainabilityPlan, attach_plan, built_flags, detach_plan, plan_of
+from frostline.trainability.plan import TrainabilityPlan
 from frostline.trainability.proof.prove import Prover
-from frostline.trainability.resolve import AdapterTargets, Reach, reach_of, resolve_plan
+from frostline.trainability.reach import Reach, reach_of
+from frostline.trainability.resolve import resolve_plan
 from frostline.trainability.rules import FreezeRules, parse_freeze_config
 from frostline.trainability.screen.difference import Difference, diff_plans, fold_differences
 from frostline.trainability.screen.forecast import Forecast

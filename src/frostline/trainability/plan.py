@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +16,19 @@ import torch
 from torch import nn
 
 from frostline.errors import PlanMismatchError
+from frostline.trainability.attached import attach_plan, built_flags
 from frostline.trainability.bind import bind_decisions, held_by
 from frostline.trainability.decision import Decision, Rule
+from frostline.trainability.decisions import Decisions
 from frostline.trainability.frozen_roots import find_frozen_roots
 from frostline.trainability.mode import hold_in_eval
 from frostline.trainability.phases.phase import Phase, phase_at, place_phases
 from frostline.trainability.rows import ModuleRow, carried_modes, carried_rows
 from frostline.trainability.rules import FreezeRules
+from frostline.trainability.screen.as_json import plan_to_json
 from frostline.trainability.screen.difference import diff_plans
 from frostline.trainability.screen.forecast import Forecast, forecast_plan
 from frostline.trainability.screen.page import render_page
-from frostline.trainability.screen.phase_lines import phases_to_json
 from frostline.trainability.screen.report import render_plan
 from frostline.trainability.together import agree
 from frostline.trainability.trained_rows import show_rows
@@ -39,44 +41,11 @@ from frostline.tree import (
     carry_flags_over,
     collector_paused,
     set_trainable,
-    unwrap,
 )
 
 if TYPE_CHECKING:
     from frostline.selectors import Selector
-    from frostline.trainability.resolve import AdapterTargets
-
-_ATTRIBUTE = "_frostline_plan"
-
-
-class Decisions(Mapping[str, Decision]):
-    """Path -> decision. Iterates over each tensor once (first name); look-up works under every name of a tied one."""
-
-    def __init__(self, decisions: tuple[Decision, ...]) -> None:
-        self._by_path = {decision.path: decision for decision in decisions}
-        self._by_alias = {alias: decision for decision in decisions for alias in decision.aliases}
-
-    def __getitem__(self, path: str) -> Decision:
-        found = self._by_path.get(path)
-        return found if found is not None else self._by_alias[path]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_path)
-
-    def __len__(self) -> int:
-        return len(self._by_path)
-
-    # What follows is inherited as well, but made of one look-up in Python for each path.
-    def __contains__(self, path: object) -> bool:
-        return path in self._by_path or path in self._by_alias
-
-    def values(self) -> ValuesView[Decision]:
-        """The decision of each tensor, in definition order."""
-        return self._by_path.values()
-
-    def items(self) -> ItemsView[str, Decision]:
-        """Each tensor's first name and its decision."""
-        return self._by_path.items()
+    from frostline.trainability.adapter_targets import AdapterTargets
 
 
 class TrainabilityPlan:
@@ -445,31 +414,7 @@ class TrainabilityPlan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON-able data."""
-        return {
-            "format_version": 1,
-            "digest": self.digest,
-            "peft": self.adapters.label if self.adapters else None,
-            "frozen_mode": self.frozen_mode,
-            "num_trainable": self.num_trainable,
-            "num_total": self.num_total,
-            "notes": list(self.notes),
-            **({"phase": self.phase, "phases": phases_to_json(self.phases)} if self.phases else {}),
-            "parameters": {
-                entry.path: {
-                    "trains": entry.trains,
-                    "rule": str(entry.rule),
-                    "kind": entry.kind,
-                    "shape": list(entry.shape),
-                    "dtype": entry.dtype,
-                    **_place_of(entry),
-                    **({"conditional": True} if entry.conditional else {}),
-                    **({"rows": show_rows(entry.rows)} if entry.rows is not None else {}),
-                    **({"aliases": list(entry.aliases)} if entry.aliases else {}),
-                    **({"note": entry.note} if entry.note else {}),
-                }
-                for entry in self.decisions.values()
-            },
-        }
+        return plan_to_json(self)
 
     def dumps(self) -> str:
         """`to_json` as text, one parameter a line kept readable by indentation."""
@@ -488,51 +433,3 @@ class TrainabilityPlan:
 def _trained_in(stages: Sequence[tuple[Decision, ...]]) -> frozenset[str]:
     """Paths that train in one of `stages`."""
     return frozenset(entry.path for stage in stages for entry in stage if entry.trains)
-
-
-def _place_of(decision: Decision) -> dict[str, Any]:
-    """File and line of the rule, where somebody wrote it."""
-    origin = decision.rule.origin
-    if origin is None:
-        return {}
-    place = {"file": origin.file, "line": origin.line}
-    return {key: value for key, value in place.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class _Attached:
-    plan: TrainabilityPlan
-    built_flags: Mapping[str, bool]
-
-
-def attach_plan(model: nn.Module, plan: TrainabilityPlan, built_flags: Mapping[str, bool]) -> None:
-    """Remember `plan` on the (unwrapped) model, with the flags that the model was built with."""
-    unwrap(model).__dict__[_ATTRIBUTE] = _Attached(plan, built_flags)
-
-
-def detach_plan(model: nn.Module) -> None:
-    """Forget the plan of `model`, if it has one."""
-    unwrap(model).__dict__.pop(_ATTRIBUTE, None)
-
-
-def plan_of(model: nn.Module) -> TrainabilityPlan:
-    """The plan that `prepare`, `plan.apply` or `plan.bind` put into force on `model` last.
-
-    Raises:
-        PlanMismatchError: the model has none.
-    """
-    held = unwrap(model).__dict__.get(_ATTRIBUTE)
-    if not isinstance(held, _Attached):
-        raise PlanMismatchError(
-            "this model has no plan",
-            where=type(unwrap(model)).__name__,
-            possible="models that frostline.prepare returned",
-            fix="call frostline.prepare(model, ...) first",
-        )
-    return held.plan
-
-
-def built_flags(model: nn.Module) -> Mapping[str, bool] | None:
-    """`requires_grad` by path as the model came, if a plan has changed it since; else None."""
-    held = unwrap(model).__dict__.get(_ATTRIBUTE)
-    return held.built_flags if isinstance(held, _Attached) else None

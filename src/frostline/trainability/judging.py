@@ -1,0 +1,104 @@
+"""What is wrong with decisions, and what a reader should know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from frostline.config.wording import shorten_names
+from frostline.errors import Problem
+from frostline.trainability.decision import Decision
+from frostline.trainability.draft import THAWED_ALTHOUGH_FROZEN
+from frostline.trainability.legacy import LEGACY_KEYS, is_legacy
+from frostline.trainability.rules import FreezeRules
+from frostline.trainability.selected import Selected
+
+_MAX_NAMES = 5
+
+
+def untrainable(stages: Sequence[Sequence[Decision]]) -> list[Problem]:
+    trained = {decision.path: decision for stage in reversed(stages) for decision in stage if decision.trains}
+    return [
+        Problem(
+            f"{decision.path} is to train, but its dtype is {decision.dtype}",
+            str(decision.rule.origin or decision.rule.kind),
+            "floating-point parameters train; integer and packed ones cannot",
+            'exclude it with `except: [{param: "..."}]`, or load the model without quantization',
+        )
+        for decision in trained.values()
+        if not decision.dtype.startswith(("float", "bfloat", "complex"))
+    ]
+
+
+def _never_trained(stages: Sequence[Sequence[Decision]]) -> list[Decision]:
+    """Decisions of the block about tensors that train neither there nor in a phase."""
+    trained = {decision.path for stage in stages for decision in stage if decision.trains}
+    return [decision for decision in stages[0] if decision.path not in trained]
+
+
+def frozen_new(stages: Sequence[Sequence[Decision]], rules: FreezeRules) -> list[Problem]:
+    if rules.allow_frozen_new:
+        return []
+    frozen = [entry for entry in _never_trained(stages) if _is_frozen_new(entry)]
+    if not frozen:
+        return []
+    is_legacy_rule = frozen[0].rule.text.startswith(LEGACY_KEYS)
+    names = ", ".join(decision.path for decision in frozen[:_MAX_NAMES])
+    return [
+        Problem(
+            f"{names} {'is' if len(frozen) == 1 else 'are'} new (not in the base files), but frozen: random for ever",
+            str(frozen[0].rule.origin),
+            f"frozen by {frozen[0].rule}",
+            "write freeze_modules with selectors that leave it out, in place of the legacy key"
+            if is_legacy_rule
+            else "take it out of freeze_modules, or set `allow_frozen_new: true` to keep it random and saved",
+        )
+    ]
+
+
+def _is_frozen_new(decision: Decision) -> bool:
+    # What the framework keeps frozen has no effect, so that it may stay as it was drawn.
+    return decision.kind == "new" and not decision.trains and decision.rule.kind != "required"
+
+
+def nothing_trains(decisions: Sequence[Decision], rules: FreezeRules) -> Problem:
+    by_rule: dict[str, int] = {}
+    for decision in decisions:
+        by_rule[str(decision.rule)] = by_rule.get(str(decision.rule), 0) + 1
+    return Problem(
+        f"nothing trains: all {len(decisions)} parameters are frozen",
+        str(rules.origin),
+        "\n".join(f"{count} by {rule}" for rule, count in by_rule.items()),
+        "thaw a part with `unfreeze_modules`, or add adapters with `peft`",
+    )
+
+
+def plan_notes(
+    stages: Sequence[Sequence[Decision]],
+    rules: FreezeRules,
+    chosen: Sequence[Selected],
+) -> Iterable[str]:
+    decisions = stages[0]
+    thawed = list(
+        dict.fromkeys(entry.path for stage in stages for entry in stage if entry.note == THAWED_ALTHOUGH_FROZEN)
+    )
+    if thawed:
+        yield f"thawed although the model built it frozen: {shorten_names(thawed, _MAX_NAMES)}"
+    tied = [decision for decision in decisions if decision.aliases]
+    for decision in tied:
+        state = "trains" if decision.trains else "frozen"
+        yield f"one tensor, {state}: {decision.path} = {' = '.join(decision.aliases)}"
+    for selector, selection in chosen:
+        if not selection.matches and not is_legacy(selector):
+            yield f"optional selector {selector} ({selector.origin.short}) matches nothing here"
+    new_frozen = [entry.path for entry in _never_trained(stages) if _is_frozen_new(entry)]
+    if new_frozen:
+        yield f"new but frozen (allow_frozen_new), kept in every checkpoint: {shorten_names(new_frozen, _MAX_NAMES)}"
+    if rules.frozen_mode == "train":
+        yield "frozen_mode train: dropout and normalization statistics of frozen modules follow the model's mode"
+    for selector, _ in chosen:
+        if selector.frozen_mode is not None and selector.frozen_mode != rules.frozen_mode:
+            what = "stay still" if selector.frozen_mode == "eval" else "follow the model's mode"
+            yield (
+                f"frozen_mode {selector.frozen_mode} of {selector} ({selector.origin.short}): dropout and "
+                f"normalization statistics there {what}"
+            )
