@@ -109,10 +109,17 @@ def one_thread() -> Iterator[None]:
 def launch(tmp_path: Path) -> Launch:
     """Plans and trains a config (file or mapping) with overrides, in `tmp_path / name`."""
 
-    def start(config: Path | Mapping[str, Any], *overrides: str, name: str = "run", mode: Any = "new") -> Launched:
+    def start(
+        config: Path | Mapping[str, Any],
+        *overrides: str,
+        name: str = "run",
+        mode: Any = "new",
+        allow_plan_change: bool = False,
+    ) -> Launched:
         folder = tmp_path / name
         planned = plan_run(read_config(config, overrides))
-        result = train_run(planned, folder=folder, mode=mode, console=Console(file=io.StringIO()))
+        console = Console(file=io.StringIO())
+        result = train_run(planned, folder=folder, mode=mode, allow_plan_change=allow_plan_change, console=console)
         return Launched(folder, planned, result)
 
     return start

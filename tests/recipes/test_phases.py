@@ -165,6 +165,14 @@ def test_other_phases_need_leave_to_go_on_and_lose_nothing(in_phases: Any, launc
         launch(other, mode="resume")
     assert Manifest.read(run.folder / "checkpoints" / "step-000005").phase == 2
     lost = {**config, "freeze_config": {}}
+    resumed = launch(other, mode="resume", allow_plan_change=True)
+    # `best` and other earlier checkpoints of a run that went on with another plan are still of use.
+    for step in (1, 2, 5, 6):
+        finished = resumed.open(f"step-{step}")
+        (score,) = evaluate_run(finished)
+        written = {line["step"]: line["validation_loss"] for line in resumed.metrics if "validation_loss" in line}
+        assert score.metrics["loss"] == pytest.approx(written.get(step, score.metrics["loss"]), rel=1e-5)
+        export_run(finished, "merged", resumed.folder.parent / f"merged-{step}")
     from frostline.recipes.resuming import require_nothing_lost
 
     with pytest.raises(CheckpointError, match=r"16 parameters have trained so far and would be frozen now"):

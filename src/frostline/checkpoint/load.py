@@ -81,7 +81,8 @@ def load_checkpoint(
             f"the checkpoint was trained with another plan (digest {manifest.plan_digest[:8]}, now {plan.digest[:8]})",
             where=path,
             possible=shown,
-            fix="use the config of the run, or give --allow-plan-change to load what fits",
+            fix="use the config that it was trained with"
+            + (", or give --allow-plan-change to load what fits" if optimizer is not None else ""),
         )
     if not changes:
         _require_same_phase(path, manifest, plan)

@@ -99,12 +99,19 @@ class FinishedRun:
         convert_trained(held.model, plan, self.loaded.config.training, self.loaded.origins)
         model, plan = held.model, self._in_phase(plan)
         plan.apply(model)
-        load_checkpoint(self.checkpoint, model=model, plan=plan, base=base)
+        load_checkpoint(
+            self.checkpoint, model=model, plan=plan, base=base, allow_plan_change=self._has_gone_on_with(plan)
+        )
         return model.to(device).eval(), plan
 
     def _in_phase(self, plan: TrainabilityPlan) -> TrainabilityPlan:
         """`plan` in the phase that the checkpoint was written in; another plan is for `load_checkpoint` to refuse."""
         return plan.in_phase(self.manifest.phase) if self.manifest.phase <= len(plan.phases) else plan
+
+    def _has_gone_on_with(self, plan: TrainabilityPlan) -> bool:
+        """Whether the run was resumed with this other plan: then it trains what this checkpoint holds, and more."""
+        newest = self.folder.latest()
+        return newest is not None and Manifest.read(newest).plan_digest == plan.digest
 
     def autocast(self, device: torch.device) -> Autocast:
         """Makes the context in which the run computed: `with run.autocast(device)(): ...`"""

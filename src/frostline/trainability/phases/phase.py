@@ -115,9 +115,10 @@ def phase_problems(phases: Sequence[Phase]) -> list[Problem]:
     """Phases whose selectors change nothing, or after which nothing trains."""
     problems: list[Problem] = []
     for phase in phases:
-        rules = phase.rules
+        rules, selectors = phase.rules, [*phase.rules.freeze, *phase.rules.unfreeze]
         changes_a_mode = any(selector.frozen_mode for selector in rules.freeze)
-        if (rules.freeze or rules.unfreeze) and not phase.thaws and not phase.freezes and not changes_a_mode:
+        is_for_rate = phase.lr is not None and all(selector.optional for selector in selectors)
+        if selectors and not phase.thaws and not phase.freezes and not changes_a_mode and not is_for_rate:
             problems.append(_changes_nothing(phase))
         if not any(decision.trains for decision in phase.decisions):
             problems.append(
@@ -135,6 +136,7 @@ def _changes_nothing(phase: Phase) -> Problem:
     rules = phase.rules
     already = [
         f"{selector}: {'trains' if trains else 'is frozen'} before, or is overruled in this phase"
+        + (", or matches nothing here (it is optional)" if selector.optional else "")
         for selectors, trains in ((rules.freeze, False), (rules.unfreeze, True))
         for selector in selectors
     ]

@@ -76,12 +76,18 @@ def phases_to_json(phases: Sequence[Phase]) -> list[dict[str, Any]]:
     ]
 
 
+def _shown(value: Any) -> str:
+    return "that of the phase before" if value is None else str(value)
+
+
 def diff_phases(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line for each difference between phases in their JSON form."""
     lines: list[str] = []
     for number, (left, right) in enumerate(zip(ours, theirs, strict=False), start=1):
         lines.extend(
-            f"~ phase {number}: {key} {left[key]} -> {right[key]}" for key in ("at", "lr") if left[key] != right[key]
+            f"~ phase {number}: {key} {_shown(left[key])} -> {_shown(right[key])}"
+            for key in ("at", "lr")
+            if left[key] != right[key]
         )
         for key, verb in (("thaws", "starts to train"), ("freezes", "freezes")):
             before, after = set(left[key]), set(right[key])

@@ -227,6 +227,13 @@ def test_adapters_are_injected_once_and_skip_what_any_phase_trains_in_full() -> 
     assert set(plan.in_phase(1).kept) == names | set(plan.phases[0].thaws)
 
 
+def test_a_phase_with_a_rate_may_select_what_this_model_lacks() -> None:
+    optional = {"unfreeze_modules": [{"path": "vision", "optional": True}]}
+    assert plan_with({"at": {"step": 3}, **optional, "lr": 0.1}).phases[0].lr == 0.1
+    with pytest.raises(ConfigError, match=r"changes nothing[\s\S]*or matches nothing here \(it is optional\)"):
+        plan_with({"at": {"step": 3}, **optional})
+
+
 def test_a_phase_freezes_adapters_through_param_and_they_are_kept() -> None:
     config = {"phases": [{"at": {"step": 1}, "freeze_modules": [{"param": "*lora_A*"}]}]}
     plan = resolve(encoder(), freeze_config=config, peft=LoRA(rank=2, target_modules=["linear"]))
@@ -257,6 +264,8 @@ def test_the_screen_json_and_diff_tell_the_phases() -> None:
         "- phase 2: at epoch 2",
     ]
     assert other.diff(plan)[-1] == "+ phase 2: at epoch 2"
+    unset = plan_with({**LAST, "at": {"epoch": 1}})
+    assert unset.diff(plan)[0] == "~ phase 1: lr that of the phase before -> 0.0001"
     assert plan.diff(plan.in_phase(0)) == []
 
 
