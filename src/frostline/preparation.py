@@ -29,7 +29,15 @@ from frostline.adapters import merge as merge_adapters
 from frostline.adapters.base import DEFAULT_NAME
 from frostline.adapters.targets import Targets
 from frostline.config.origin import Origins
-from frostline.errors import AdapterError, ConfigError, FrostlineError, PlanMismatchError, Problem, SelectorError
+from frostline.errors import (
+    AdapterError,
+    ConfigError,
+    FrostlineError,
+    ModelError,
+    PlanMismatchError,
+    Problem,
+    SelectorError,
+)
 from frostline.trainability import (
     AdapterTargets,
     FreezeRules,
@@ -102,6 +110,7 @@ def prepare(
     Example:
         model, plan = prepare(model, peft=LoRA(rank=8, target_modules=["*_proj"]))
     """
+    _require_module(model)
     if is_fully_sharded(model):
         raise PlanMismatchError(
             "prepare comes too late: fully_shard has taken the parameters, so that none can be added and what is "
@@ -159,6 +168,7 @@ def _resolve(
     origins: Origins | None,
     adapter: str | None = None,
 ) -> _Resolved:
+    _require_module(model)
     origins = origins or Origins()
     problems: list[Problem] = []
     kinds: list[type[FrostlineError]] = []
@@ -211,6 +221,17 @@ def _resolve(
     if tree is not present:
         _require_same_rows(model, plan, origins)
     return _Resolved(plan, method, targets, tree)
+
+
+def _require_module(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
+        raise ModelError(
+            f"the model is {what}",
+            where="model",
+            possible="an instance of torch.nn.Module",
+            fix="give each model of a list by itself, the object in place of its class, and the module of a trainer",
+        )
 
 
 def _wanted_rows(plan: TrainabilityPlan) -> dict[str, tuple[int, ...]]:

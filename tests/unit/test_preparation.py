@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from frostline import LoRA, plan_of, prepare, resolve
 from frostline.adapters import adapters_of, disabled
-from frostline.errors import AdapterError, ConfigError, FrostlineError, PlanMismatchError, SelectorError
+from frostline.errors import AdapterError, ConfigError, FrostlineError, ModelError, PlanMismatchError, SelectorError
 from frostline.preparation import merge, release
 
 
@@ -31,6 +31,16 @@ def flags(model: nn.Module) -> dict[str, bool]:
 
 
 METHOD = LoRA(rank=2, target_modules=["query"])
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [(None, "of type NoneType"), ([nn.Linear(2, 2)], "of type list"), (nn.Linear, "the class Linear")],
+)
+def test_what_is_no_module_is_refused(model: Any, what: str) -> None:
+    for look in (prepare, resolve):
+        with pytest.raises(ModelError, match=rf"(?s)the model is {what}.*an instance of torch.nn.Module"):
+            look(model)
 
 
 def test_prepare_injects_applies_and_returns_the_same_model() -> None:

@@ -51,9 +51,11 @@ def write_tensors(
         label = (shown or {}).get(name, name)
         if tensor.is_meta:
             faults.append(f"{label} has no values (meta device)")
+        elif tensor.dtype is torch.complex128:
+            faults.append(f"{label} is complex128, which safetensors cannot hold (complex64 it can)")
         elif tensor.numel() == 0 and name not in may_be_empty:
             faults.append(f"{label} is empty (shape {list(tensor.shape)})")
-        elif tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        elif (tensor.is_floating_point() or tensor.is_complex()) and not bool(torch.isfinite(tensor).all()):
             faults.append(f"{label} holds values that are not finite")
     if not tensors or faults:
         raise CheckpointError(

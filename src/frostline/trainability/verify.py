@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from frostline.config.wording import shorten_names
 from frostline.errors import PlanMismatchError, Problem
 from frostline.trainability.wrapped import refuse_flat_parameters, wrapper_problems
 from frostline.tree import canonical_named_parameters, is_trainable_dtype, stored_dtype
@@ -39,6 +40,17 @@ def verify_plan(plan: TrainabilityPlan, model: nn.Module, optimizer: torch.optim
     if optimizer is not None:
         lines.extend(_optimizer_differences(plan, params, optimizer))
     problems = wrapper_problems(plan, model, "plan.verify")
+    without = [path for path in plan.ever_trained if path in params and params[path].is_meta]
+    if optimizer is not None and without:
+        problems.append(
+            Problem(
+                f"{len(without)} tensors that train have no values yet (meta device): {shorten_names(without, 5)}",
+                "plan.verify",
+                "an optimizer that is built when everything that trains has its values",
+                "load the weights first; adapters draw their values when prepare is called, so call it on a model with "
+                "weights, or load the adapter's values too (to_empty leaves them random memory)",
+            )
+        )
     if lines:
         shown = "\n".join(lines[:_MAX_LINES]) + (f"\nand {len(lines) - _MAX_LINES} more" * (len(lines) > _MAX_LINES))
         departed = Problem(

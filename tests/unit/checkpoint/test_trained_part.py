@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from frostline.checkpoint import BaseIdentity, save_trained
-from frostline.checkpoint.tensor_file import put_tensors
+from frostline.checkpoint.tensor_file import put_tensors, write_tensors
 from frostline.checkpoint.trained_part import match_trained, read_trained
 from frostline.errors import CheckpointError
 
@@ -89,3 +89,13 @@ def test_an_empty_trained_part_says_what_to_do(
     model, plan = prepared(tiny_net(), freeze=FREEZE)
     with pytest.raises(CheckpointError, match=r"nothing to save(.|\n)*possible:(.|\n)*do: .*freeze_config"):
         save_trained(model, plan, tmp_path, only=())
+
+
+def test_complex_numbers_are_kept_and_what_the_file_cannot_hold_is_named(tmp_path: Path) -> None:
+    values = {"a": torch.randn(2, dtype=torch.complex64)}
+    write_tensors(tmp_path / "a.safetensors", values)
+    assert torch.equal(load_file(tmp_path / "a.safetensors")["a"], values["a"])
+    for value, what in ((values["a"].to(torch.complex128), "a is complex128"), (values["a"] / 0, "a holds values")):
+        with pytest.raises(CheckpointError, match=what):
+            write_tensors(tmp_path / "b.safetensors", {"a": value})
+    assert not (tmp_path / "b.safetensors").exists()

@@ -141,3 +141,14 @@ def test_a_name_added_by_tying_follows_the_planned_one() -> None:
     bound = plan.bind(pair(tied=True), step="tie_weights")
     assert bound.frozen == ("embed.weight",)
     assert bound.decisions["head.weight"].path == "embed.weight"
+
+
+def test_an_optimizer_over_tensors_without_values_is_refused() -> None:
+    """Adapters that were added on the meta device stay there when the base is loaded: it has none for them."""
+    model = encoder().to("meta")
+    model, plan = prepare(model, peft=LoRA(rank=1, target_modules=["head"]))
+    model.load_state_dict(encoder().state_dict(), assign=True, strict=False)
+    bound = plan.bind(model, step="loading")
+    bound.verify(model)  # flags alone
+    with pytest.raises(PlanMismatchError, match=r"(?s)2 tensors that train have no values yet.*head\.lora_A.*do: "):
+        bound.verify(model, optimizer_of(model))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from frostline.tree import ModuleTree, canonical_named_parameters, tensor_checksums
+from frostline.tree import ModuleTree, canonical_named_parameters, local_parts, tensor_checksums
 
 if TYPE_CHECKING:
     from frostline.trainability.plan import TrainabilityPlan
@@ -65,15 +65,28 @@ class FrozenPart:
         """What must not move, read afresh: code that replaces a tensor is as wrong as code that writes into it."""
         params = dict(canonical_named_parameters(self._model, unique=True))
         frozen = {path: params[path] for path in self._plan.frozen if path in params}
-        return {**frozen, **_frozen_buffers(self._model, self._plan)}
+        return {**frozen, **_frozen_buffers(self._model, self._plan, params)}
 
 
-def _frozen_buffers(model: nn.Module, plan: TrainabilityPlan) -> dict[str, Tensor]:
-    """Persistent buffers inside the subtrees that are held still; none where `frozen_mode: train` lets them move."""
+def _frozen_buffers(model: nn.Module, plan: TrainabilityPlan, params: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Persistent buffers inside the subtrees that are held still; none where `frozen_mode: train` lets them move.
+
+    A buffer that shows the memory of a trained parameter moves with it, as planned.
+    """
     tree = ModuleTree.from_model(model)
     roots = [tree.module_index[path] for path in plan.frozen_roots if path in tree.module_index]
     inside = {index for root in roots for index in range(root, tree.modules[root].end)}
-    return {ref.path: ref.tensor for ref in tree.buffers if ref.persistent and ref.owner in inside}
+    buffers = {ref.path: ref.tensor for ref in tree.buffers if ref.persistent and ref.owner in inside}
+    if not buffers:
+        return {}
+    moving = {place for path in plan.trainable if path in params for place in _memory_of(params[path])}
+    return {path: tensor for path, tensor in buffers.items() if moving.isdisjoint(_memory_of(tensor))}
+
+
+def _memory_of(tensor: Tensor) -> list[tuple[str, int]]:
+    """Where the numbers of `tensor` begin, by device; nothing for the meta device, or for no elements."""
+    storages = [part.untyped_storage() for part in local_parts(tensor) if part.device.type != "meta" and part.numel()]
+    return [(str(storage.device), storage.data_ptr()) for storage in storages]
 
 
 def _is_below(name: str, roots: Iterable[str]) -> bool:

@@ -37,7 +37,10 @@ class MovementWatch:
 
     def follow(self, modules: Mapping[str, Sequence[str]]) -> None:
         """Follow `modules` (name -> paths of its tensors) from now on, before the optimizer's step."""
-        for module, paths in modules.items():
+        for module, every in modules.items():
+            paths = [path for path in every if self._params[path].numel()]  # of the whole tensor: no element, no move
+            if not paths:
+                continue
             self._still.setdefault(module, []).extend(paths)
             self._sums.update(tensor_checksums({path: self._params[path] for path in paths}))
 

@@ -81,6 +81,24 @@ def test_batch_norm_of_trained_modules_moves_and_of_frozen_ones_does_not() -> No
     assert moved == {f"layers.2.norm.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
 
 
+def test_a_buffer_of_a_frozen_module_that_shows_a_trained_parameter_moves_with_it() -> None:
+    for shown in (lambda weight: weight, lambda weight: weight.detach(), lambda weight: weight.detach()[0]):
+        model = encoder()
+        model.layers[0].register_buffer("seen", shown(model.head.weight))
+        model, plan = prepare(model, freeze_config={"freeze_modules": [{"layers": 0}]})
+        model.layers[0].register_buffer("own", torch.ones(2))
+        assert prove(model, plan).remarks == []
+
+
+def test_a_trained_parameter_without_elements_is_no_news() -> None:
+    model = encoder()
+    model.empty = nn.Parameter(torch.zeros(0, 4))
+    forward = model.forward
+    model.forward = lambda x: forward(x) + model.empty.sum()  # type: ignore[method-assign]
+    model, plan = prepare(model, freeze_config={"freeze_modules": [{"layers": 0}]})
+    assert prove(model, plan).remarks == []
+
+
 def test_frozen_mode_train() -> None:
     model, plan = prepare(encoder(), freeze_config={"freeze_modules": [{"layers": ":2"}], "frozen_mode": "train"})
     assert prove(model, plan).remarks == []
