@@ -22,6 +22,8 @@ VARIABLE = "FROSTLINE_CHROMIUM"
 def find_chromium() -> str | None:
     """Path of a browser to test with, or None."""
     chosen = os.environ.get(VARIABLE)
+    if chosen and shutil.which(chosen) is None:
+        raise FileNotFoundError(f"{VARIABLE} names {chosen}, which is no program")
     return chosen or next((path for name in NAMES if (path := shutil.which(name))), None)
 
 

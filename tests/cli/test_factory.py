@@ -39,6 +39,10 @@ def returns_a_list():
 
 
 number = 3
+
+
+def leaves():
+    raise SystemExit(3)
 """
 
 
@@ -123,9 +127,10 @@ def test_the_dtype_of_the_config_is_that_of_the_plan(bench: Any, factory: Any) -
             "own_models:build",
             {"factory_arguments": {"widht": 4}},
             "failed: TypeError: build() got an unexpected keyword argument 'widht'",
-            "raised in",
+            "other arguments: model.factory_arguments are given to it by name",
             "model.factory_arguments",
         ),
+        ("own_models:leaves", {}, "failed: SystemExit: 3", "own_models.py, line 32, in leaves", "--debug"),
     ],
 )
 def test_a_factory_that_cannot_be_used_is_refused(
@@ -145,6 +150,11 @@ def test_a_module_that_cannot_be_imported_says_what_its_code_raised(bench: Any, 
     outcome = bench.refused("plan", "config.yaml")
     assert "'own_broken' cannot be imported: ModuleNotFoundError: No module named 'own_missing_part'" in outcome.error
     assert "own_broken.py, line 1" in outcome.part("possible")
+    bench.write("own_typo.py", "\nno python at all\n")
+    factory("own_typo:build")
+    outcome = bench.refused("plan", "config.yaml")
+    assert "'own_typo' cannot be imported: SyntaxError" in outcome.error
+    assert "own_typo.py, line 2" in outcome.part("possible")
 
 
 @pytest.mark.parametrize("command", [("train",), ("train", "--smoke"), ("plan", "--data", "1")])

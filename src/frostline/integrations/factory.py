@@ -149,15 +149,23 @@ def _own_failures(factory: Factory, what: str) -> Iterator[None]:
         yield
     except ModelError:
         raise
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
+    except (Exception, SystemExit) as error:  # a factory that leaves the program would end it without a word
         line = traceback.format_exception_only(error)[-1].strip()
         raise ModelError(
             f"{what}: {line}",
             where=factory.origin,
-            possible=f"raised in {last.filename}, line {last.lineno}, in {last.name}",
+            possible=_place(error),
             fix="correct that code or model.factory_arguments; --debug shows the whole traceback",
         ) from error
+
+
+def _place(error: BaseException) -> str:
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"raised in {error.filename}, line {error.lineno}"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    if last.filename == __file__ and isinstance(error, TypeError):  # it was never entered
+        return "other arguments: model.factory_arguments are given to it by name"
+    return f"raised in {last.filename}, line {last.lineno}, in {last.name}"
 
 
 def _main_dtype(model: nn.Module) -> torch.dtype:
