@@ -132,7 +132,7 @@ class Reader(nn.Module):
 def test_adapters_of_torch_modules_that_read_weights_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention of torch in training; the fast path of its encoder layer in evaluation only, and only without hooks."""
     x = torch.randn(2, 3, 8)
-    monkeypatch.setattr(weight_readers, "WEIGHT_READERS", {})  # the table that refuses them before
+    monkeypatch.setattr(weight_readers, "_read_by", lambda cls: {})  # the table that refuses them before
     thaw = {"unfreeze_modules": ["head"]}
     attention = Reader(nn.MultiheadAttention(8, 2))
     model, plan = prepare(attention, peft=LoRA(rank=1, target_modules=["out_proj"]), freeze_config=thaw)
