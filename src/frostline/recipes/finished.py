@@ -111,7 +111,12 @@ class FinishedRun:
     def _has_gone_on_with(self, plan: TrainabilityPlan) -> bool:
         """Whether the run was resumed with this other plan: then it trains what this checkpoint holds, and more."""
         newest = self.folder.latest()
-        return newest is not None and Manifest.read(newest).plan_digest == plan.digest
+        if newest is None or self.manifest.plan_digest == plan.digest:
+            return False
+        try:
+            return Manifest.read(newest).plan_digest == plan.digest
+        except CheckpointError:  # a damaged one says nothing of other checkpoints
+            return False
 
     def autocast(self, device: torch.device) -> Autocast:
         """Makes the context in which the run computed: `with run.autocast(device)(): ...`"""
