@@ -419,7 +419,7 @@ def test_the_strategies_reach_what_they_are_for() -> None:
     seen: set[str] = set()
     outcomes = {"plan": 0, "refused": 0}
 
-    @settings(SOME, max_examples=200, database=None, derandomize=True)  # it looks at the strategies, not at the code
+    @settings(SOME, max_examples=500, database=None, derandomize=True)  # it looks at the strategies, not at the code
     @given(st.data())
     def look(data: st.DataObject) -> None:
         model = data.draw(modules())
