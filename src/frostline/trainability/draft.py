@@ -100,7 +100,8 @@ def lay_over(
                 if rows is not None:
                     draft.rows[index] = rows
                 of_rest, of_rows = draft.split.get(index, (draft.rule[index], draft.rule[index]))
-                draft.split[index] = (of_rest, rule) if trains else (rule, of_rows)
+                joined = _joined(of_rows if trains else of_rest, rule) if held is not None else rule
+                draft.split[index] = (of_rest, joined) if trains else (joined, of_rows)
                 by_rows[index] = selector
             else:
                 draft.trains[index] = trains
@@ -108,6 +109,11 @@ def lay_over(
                 draft.split.pop(index, None)
             draft.rule[index] = rule
     return idle
+
+
+def _joined(before: Rule, rule: Rule) -> Rule:
+    """`rule`, with the entries of the same list that named other rows of the table before it."""
+    return replace(before, text=f"{before.text}; {rule}") if before.kind == rule.kind else rule
 
 
 def rows_of_new_tensors(tree: ModuleTree, chosen: Iterable[Selected], new: frozenset[str]) -> Iterable[Problem]:
