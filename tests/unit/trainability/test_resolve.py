@@ -201,6 +201,12 @@ def test_case_67_one_name_decides_for_the_tensor_and_it_counts_once(name: str) -
     assert both.trainable == ("embed.weight",)
 
 
+@pytest.mark.parametrize("names", [["embed", "lm_head"], ["lm_head", "embed"]])
+def test_of_the_names_of_a_tensor_the_last_entry_of_the_list_is_the_rule(names: list[str]) -> None:
+    plan = plan_for(Tied(), "*", names)
+    assert plan.decisions["embed.weight"].rule.text == f'unfreeze_modules "{names[1]}"'
+
+
 def test_case_68_real_identity_decides_not_metadata() -> None:
     model = Tied()
     model._tied_weights_keys = ["lm_head.weight"]  # type: ignore[assignment]
