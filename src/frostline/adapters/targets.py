@@ -223,7 +223,8 @@ def _with_layers(problem: Problem, tree: ModuleTree, method: PEFT) -> Problem:
             # A number alone says nothing: `classifier.0`.
             name = ".".join(ref.path.split(".")[-2:]) if ref.name.isdigit() else ref.name
             counts[name] = counts.get(name, 0) + 1
-    if not counts:
+    near = problem.possible.removeprefix("nearest: ").split(", ")
+    if not counts or any(name.rpartition(".")[2] in counts for name in near):
         return problem
     shown = shorten_names([f"{name} ({count})" for name, count in counts.items()], _MAX_LAYERS)
     kept = f"{problem.possible}\n" if problem.possible.startswith("nearest: ") else ""

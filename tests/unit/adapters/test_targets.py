@@ -160,11 +160,12 @@ def test_case_55_a_misspelt_target_is_an_error_for_the_second_adapter_too(net: A
 def test_a_target_of_another_architecture_is_told_the_layers_that_are_here(net: Any) -> None:
     net.pooler = nn.Sequential(nn.Linear(6, 6))
     with pytest.raises(SelectorError) as caught:
-        paths(net, ["query", "embedd"])
-    query, embed = caught.value.problems
+        paths(net, ["query", "embedd", "q_porj"])
+    query, embed, misspelt = caught.value.problems
     layers = "layers that LoRA r8 adapts here: q_proj (2), v_proj (2), lm_head (1), pooler.0 (1)"
     assert query.possible == f"{layers}; or all of them: `target_modules: all-linear`"
     assert embed.possible.startswith(f"nearest: embed\n{layers}")
+    assert misspelt.possible == "nearest: q_proj"
 
 
 def test_all_faults_come_at_once_with_their_places(net: Any) -> None:
