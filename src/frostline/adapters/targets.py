@@ -223,7 +223,7 @@ def _with_layers(problem: Problem, tree: ModuleTree, method: PEFT) -> Problem:
             # A number alone says nothing: `classifier.0`.
             name = ".".join(ref.path.split(".")[-2:]) if ref.name.isdigit() else ref.name
             counts[name] = counts.get(name, 0) + 1
-    near = problem.possible.removeprefix("nearest: ").split(", ")
+    near = problem.possible.partition("nearest: ")[2].split(", ")
     if not counts or any(name.rpartition(".")[2] in counts for name in near):
         return problem
     shown = shorten_names([f"{name} ({count})" for name, count in counts.items()], _MAX_LAYERS)

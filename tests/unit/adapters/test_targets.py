@@ -165,7 +165,7 @@ def test_a_target_of_another_architecture_is_told_the_layers_that_are_here(net: 
     layers = "layers that LoRA r8 adapts here: q_proj (2), v_proj (2), lm_head (1), pooler.0 (1)"
     assert query.possible == f"{layers}; or all of them: `target_modules: all-linear`"
     assert embed.possible.startswith(f"nearest: embed\n{layers}")
-    assert misspelt.possible == "nearest: q_proj"
+    assert misspelt.possible == "nearest: q_proj, v_proj"
 
 
 def test_all_faults_come_at_once_with_their_places(net: Any) -> None:
