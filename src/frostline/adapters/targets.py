@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from frostline.adapters.base import ALL_LINEAR, PEFT
+from frostline.adapters.fused_experts import fused_expert_note
 from frostline.adapters.obstacles import obstacle, weights_of
 from frostline.config.origin import Origin, Origins
 from frostline.config.wording import shorten_names
@@ -114,6 +115,8 @@ def find_targets(
         _make_target(index, tree.modules[index].path, *chosen[index], index in conditional) for index in sorted(chosen)
     )
     notes = [f"not adapted, {reason}: {_counted(list(dict.fromkeys(paths)))}" for reason, paths in skips.items()]
+    if method.target_modules == ALL_LINEAR:
+        notes += filter(None, [fused_expert_note(tree, method, _union((excluded, left_alone), len(excluded)), trained)])
     for index in sorted(chosen):
         if index in first:
             names = " = ".join(tree.modules[other].path for other in first[index])
