@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from frostline.adapters import PEFT, LoRA
     from frostline.errors import (
         AdapterError,
+        ArgumentError,
         CheckpointError,
         ConfigError,
         DataError,
@@ -41,6 +42,7 @@ _HOME = {
     "save_adapter": "frostline.sharing",
     "save_trained": "frostline.sharing",
     "AdapterError": "frostline.errors",
+    "ArgumentError": "frostline.errors",
     "CheckpointError": "frostline.errors",
     "ConfigError": "frostline.errors",
     "DataError": "frostline.errors",
@@ -61,6 +63,7 @@ _HOME = {
 __all__ = [
     "PEFT",
     "AdapterError",
+    "ArgumentError",
     "CheckpointError",
     "ConfigError",
     "DataError",

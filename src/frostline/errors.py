@@ -2,7 +2,8 @@
 
     FrostlineError
     ├── ConfigError          (ValueError)    a config file, an override or an argument is wrong
-    │   └── SelectorError    (LookupError)   a selector is malformed, matches nothing, or contradicts another
+    │   ├── SelectorError    (LookupError)   a selector is malformed, matches nothing, or contradicts another
+    │   └── ArgumentError    (TypeError)     a call in Python has a keyword that the class does not take
     ├── ModelError           (ValueError)    a model cannot be found, read or used
     ├── DataError            (ValueError)    a data source cannot be found, read or used
     ├── AdapterError         (ValueError)    an adapter cannot be added, read or merged
@@ -106,6 +107,10 @@ class ConfigError(FrostlineError, ValueError):
 
 class SelectorError(ConfigError, LookupError):
     """A selector is malformed, matches nothing, or contradicts another one."""
+
+
+class ArgumentError(ConfigError, TypeError):
+    """A call in Python has a keyword argument that the class does not take."""
 
 
 class ModelError(FrostlineError, ValueError):

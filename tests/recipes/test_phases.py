@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from frostline.checkpoint import Manifest
 from frostline.cli.inspection import describe
-from frostline.errors import CheckpointError, ConfigError
+from frostline.errors import CheckpointError, ConfigError, SelectorError
 from frostline.recipes.config_checks import read_config
 from frostline.recipes.exporting import export_run
 from frostline.recipes.finished import evaluate_run
@@ -122,6 +122,18 @@ def test_mixed_units_out_of_order_are_found_once_epochs_have_a_length(in_phases:
     phases = [{**PHASES[0], "at": {"epoch": 1}}, {**PHASES[1], "at": {"step": 4}}]
     with pytest.raises(ConfigError, match=r"at step 4 stands behind the one at epoch 1.*steps 5 and 4"):
         plan_run(read_config(in_phases(freeze_config={"phases": phases})))
+
+
+def test_phases_out_of_order_are_told_together_with_dead_selectors(in_phases: Any) -> None:
+    phases = [{**PHASES[0], "at": {"epoch": 1}}, {"at": {"step": 3}, "freeze_modules": [{"type": "BertLayr"}]}]
+    with pytest.raises(SelectorError, match="2 problems") as caught:
+        plan_run(read_config(in_phases(freeze_config={"phases": phases})))
+    first, second = (problem.what for problem in caught.value.problems)
+    assert "selector type BertLayr matched 0 modules" in first
+    assert "the phase at step 3 stands behind the one at epoch 1" in second
+    repeated = [{**PHASES[0], "at": {"epoch": 1}}, {**PHASES[0], "at": {"step": 3}}]
+    with pytest.raises(ConfigError, match=r"changes nothing[\s\S]*stands behind"):
+        plan_run(read_config(in_phases(freeze_config={"phases": repeated})))
 
 
 def test_a_smoke_run_takes_one_step_in_each_phase(in_phases: Any, launch: Any) -> None:

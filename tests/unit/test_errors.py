@@ -46,6 +46,7 @@ def test_several_problems_are_numbered() -> None:
     [
         ("ConfigError", ValueError),
         ("SelectorError", LookupError),
+        ("ArgumentError", TypeError),
         ("ModelError", ValueError),
         ("DataError", ValueError),
         ("AdapterError", ValueError),
@@ -59,7 +60,7 @@ def test_each_class_can_be_caught_as_the_builtin_that_fits(name: str, builtin: t
     with pytest.raises(builtin, match="broken"):
         raise kind("broken", where="w", possible="p", fix="f")
     assert issubclass(kind, FrostlineError)
-    assert len(KINDS) == 9
+    assert len(KINDS) == 10
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,7 +7,9 @@ another package behind an entry point of the group `frostline.methods`.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
+import inspect
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +20,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from torch import nn
 
 from frostline.config.origin import Origins
-from frostline.errors import ConfigError
+from frostline.errors import ArgumentError, ConfigError, Problem
 from frostline.tree import ModuleTree, PlannedParam, set_trainable
 
 ALL_LINEAR = "all-linear"
@@ -35,11 +37,20 @@ class PEFT(ABC):
         method: name in the config (`peft.method`).
         target_modules: selectors in the grammar of the config, or `all-linear`.
         exclude_modules: selectors whose matches are never adapted; always wins.
+        aliases: what other libraries call a field -> its name, for configs and messages.
     """
 
     method: ClassVar[str]
+    aliases: ClassVar[Mapping[str, str]] = {}
     target_modules: Any
     exclude_modules: Any
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Refuse unknown keywords before a dataclass does, whose words say nothing of what was possible."""
+        del args
+        if options:
+            _refuse_unknown(cls, options)
+        return super().__new__(cls)
 
     @abstractmethod
     def transform(
@@ -121,6 +132,27 @@ class PEFT(ABC):
             inject(chunk, self)
             self.freeze_model(chunk)
         return model
+
+
+def _refuse_unknown(cls: type[PEFT], options: Iterable[str]) -> None:
+    params = inspect.signature(cls.__init__).parameters
+    if any(param.kind is param.VAR_KEYWORD for param in params.values()):
+        return
+    names = [name for name in params if name != "self"]
+    problems: list[Problem] = []
+    for option in options:
+        if option not in names:
+            near = cls.aliases.get(option) or next(iter(difflib.get_close_matches(option, names, n=1)), None)
+            problems.append(
+                Problem(
+                    f"{cls.__name__} takes no argument `{option}`",
+                    f"{cls.__name__}({option}=...)",
+                    "arguments: " + ", ".join(names),
+                    f"write `{near}`" if near else "remove it",
+                )
+            )
+    if problems:
+        raise ArgumentError.from_problems(problems)
 
 
 _METHODS: dict[str, type[PEFT]] = {}

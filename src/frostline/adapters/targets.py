@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from frostline.adapters.base import ALL_LINEAR, PEFT
+from frostline.adapters.fused_experts import fused_expert_note
 from frostline.adapters.obstacles import obstacle, weights_of
 from frostline.config.origin import Origin, Origins
-from frostline.errors import AdapterError, Problem
+from frostline.config.wording import shorten_names
+from frostline.errors import AdapterError, Problem, SelectorError
 from frostline.selectors import OF_TRAINED, Selection, Selector, parse_selectors, require_matches
 from frostline.tree import ModuleTree
 from frostline.tree.records import quick_maker
 
 _MAX_NAMES = 5
+_MAX_LAYERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,8 @@ def find_targets(
         _make_target(index, tree.modules[index].path, *chosen[index], index in conditional) for index in sorted(chosen)
     )
     notes = [f"not adapted, {reason}: {_counted(list(dict.fromkeys(paths)))}" for reason, paths in skips.items()]
+    if method.target_modules == ALL_LINEAR:
+        notes += filter(None, [fused_expert_note(tree, method, _union((excluded, left_alone), len(excluded)), trained)])
     for index in sorted(chosen):
         if index in first:
             names = " = ".join(tree.modules[other].path for other in first[index])
@@ -188,7 +193,11 @@ def _candidates(
             )
     if problems:
         return
-    for selector, selection in zip(selectors, require_matches(selectors, tree), strict=False):
+    try:
+        selections = require_matches(selectors, tree)
+    except SelectorError as error:
+        raise SelectorError.from_problems(_with_layers(problem, tree, method) for problem in error.problems) from None
+    for selector, selection in zip(selectors, selections, strict=False):
         found: list[int] = []
         unsupported: list[int] = []
         for match in selection.matches:
@@ -205,6 +214,25 @@ def _candidates(
         if unsupported:
             problems.append(_unsupported(selector, unsupported, tree, method))
         yield selector, list(dict.fromkeys(found))
+
+
+def _with_layers(problem: Problem, tree: ModuleTree, method: PEFT) -> Problem:
+    """`problem` of a target that no module has the name of, with the names of the layers that can be adapted."""
+    if not problem.what.startswith("selector ") or "matched 0 modules" not in problem.what:
+        return problem
+    counts: dict[str, int] = {}
+    for ref in tree.modules:
+        if ref.path and not ref.is_adapter and method.supports(ref.module):
+            # A number alone says nothing: `classifier.0`.
+            name = ".".join(ref.path.split(".")[-2:]) if ref.name.isdigit() else ref.name
+            counts[name] = counts.get(name, 0) + 1
+    near = problem.possible.partition("nearest: ")[2].split(", ")
+    if not counts or any(name.rpartition(".")[2] in counts for name in near):
+        return problem
+    shown = shorten_names([f"{name} ({count})" for name, count in counts.items()], _MAX_LAYERS)
+    kept = f"{problem.possible}\n" if problem.possible.startswith("nearest: ") else ""
+    layers = f"{kept}layers that {method.label} adapts here: {shown}; or all of them: `target_modules: {ALL_LINEAR}`"
+    return replace(problem, possible=layers)
 
 
 def _unsupported(selector: Selector, matches: list[int], tree: ModuleTree, method: PEFT) -> Problem:

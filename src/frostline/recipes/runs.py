@@ -19,7 +19,7 @@ from frostline.checkpoint.base_config import read_base_config
 from frostline.checkpoint.peft_layout import OTHERWISE, require_no_extra_state
 from frostline.config.load import LoadedConfig
 from frostline.config.yaml_file import dump_yaml
-from frostline.errors import PlanMismatchError, TrainingError
+from frostline.errors import FrostlineError, PlanMismatchError, TrainingError
 from frostline.integrations.hf_models.load import LoadedModel
 from frostline.preparation import prepare, resolve
 from frostline.recipes.assembly import Assembly, assemble
@@ -28,7 +28,8 @@ from frostline.recipes.factory_models import count_data, factory_of, lacking, re
 from frostline.recipes.registry import find_recipe
 from frostline.recipes.resuming import CONFIG_FILE, require_nothing_lost, require_same_config
 from frostline.recipes.standing import describe_held_out
-from frostline.trainability import Forecast, TrainabilityPlan
+from frostline.trainability import Forecast, TrainabilityPlan, parse_freeze_config
+from frostline.trainability.phases.phase import placing_problems
 from frostline.trainability.screen.backward import backward_reaches
 from frostline.training.batches import num_steps
 from frostline.training.best import require_metric
@@ -121,26 +122,28 @@ def plan_run(loaded: LoadedConfig, *, encode: bool = True, say: Say = lambda lin
         require_metric(config.evaluation.best.metric, names, loaded.origins.at("evaluation", "best", "metric"))
     meta = assembly.build_meta_model()
     assert assembly.data is not None
-    plan = _with_steps(_resolve(loaded, meta), loaded, assembly.data)
+    plan = _resolve(loaded, meta, assembly.data)
     facts = _facts(loaded, assembly.data, plan, notes=meta.notes, loads_in=_loads_in(assembly, meta, plan, loaded))
     return PlannedRun(loaded, assembly, meta, plan, facts, _forecast(loaded, meta, plan))
 
 
-def _resolve(loaded: LoadedConfig, meta: MetaModel) -> TrainabilityPlan:
-    return resolve(
-        meta.model,
-        freeze_config=loaded.data.get("freeze_config"),
-        peft=method_of(loaded),
-        new=meta.new,
-        origins=loaded.origins,
-    )
+def _resolve(loaded: LoadedConfig, meta: MetaModel, data: PreparedData) -> TrainabilityPlan:
+    """The plan with its phases placed; phases out of order are told together with what the model refuses."""
+    block = loaded.data.get("freeze_config")
+    try:
+        plan = resolve(meta.model, freeze_config=block, peft=method_of(loaded), new=meta.new, origins=loaded.origins)
+    except FrostlineError as error:
+        rules = parse_freeze_config(block, loaded.origins.below("freeze_config"))
+        misplaced = placing_problems(rules.phases, _steps_per_epoch(loaded, data), _num_steps(loaded, data))
+        raise type(error).from_problems([*error.problems, *misplaced]) from None
+    return _with_steps(plan, loaded, data)
 
 
 def _plan_only(loaded: LoadedConfig, meta: MetaModel, missing: Sequence[str]) -> PlannedRun:
     """The plan of a model that the recipe cannot train as things are, and what is missing for that."""
     find_recipe(loaded.config.recipe, loaded.origins.at("recipe"))
     data = count_data(loaded.config, loaded.origins)
-    plan = _with_steps(_resolve(loaded, meta), loaded, data)
+    plan = _resolve(loaded, meta, data)
     notes = [*meta.notes, f"`frostline train` would need {'; '.join(missing)}"]
     return PlannedRun(loaded, None, meta, plan, _facts(loaded, data, plan, notes=notes), _forecast(loaded, meta, plan))
 
@@ -352,8 +355,11 @@ def _one_step_a_phase(data: dict[str, Any]) -> dict[str, Any]:
 
 def _with_steps(plan: TrainabilityPlan, loaded: LoadedConfig, data: PreparedData) -> TrainabilityPlan:
     """`plan` with the steps at which its phases begin, which must lie inside the run."""
-    steps_per_epoch = math.ceil(len(data.train) / loaded.config.training.batch_size)
-    return plan.place_phases(steps_per_epoch, _num_steps(loaded, data))
+    return plan.place_phases(_steps_per_epoch(loaded, data), _num_steps(loaded, data))
+
+
+def _steps_per_epoch(loaded: LoadedConfig, data: PreparedData) -> int:
+    return math.ceil(len(data.train) / loaded.config.training.batch_size)
 
 
 def _num_steps(loaded: LoadedConfig, data: PreparedData) -> int:

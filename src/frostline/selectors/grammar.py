@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from frostline.config.origin import Key, Origins
+from frostline.config.wording import flow
 from frostline.errors import Problem, SelectorError
 from frostline.selectors.selector import Kind, Selector, known_kinds
 
@@ -122,6 +123,8 @@ def _parse(
             else f"this mapping names no kind of selector (keys: {', '.join(str(key) for key in mapping) or 'none'})"
         )
         fix = "write two list entries, or `within:` for an intersection" if kinds else "name what to select"
+        if not kinds and len(unknown) == 1 and hints and hints[0] in _writable_kinds():
+            fix = f"rename `{unknown[0]}` to `{hints[0]}`"
         possible = f"nearest: {', '.join(hints)}" if hints else "kinds: " + ", ".join(_writable_kinds())
         problems.append(Problem(what, where, possible, fix))
         return None
@@ -139,7 +142,7 @@ def _parse(
                 f"unknown key `{key}` in a `{kinds[0]}` selector",
                 str(origins.at(key)),
                 f"nearest: {hints[0]}" if hints else "keys: " + ", ".join(sorted(allowed)),
-                "correct or remove the key",
+                _with_rows(kinds[0], mapping) if key == "rows" else "correct or remove the key",
             )
         )
     given = {key: mapping[key] for key in (*options, *_MODIFIERS, *also) if key in mapping}
@@ -215,6 +218,15 @@ def _no_rows_here(selector: Selector, origins: Origins) -> Problem:
         "name the rows there: they train from the start to the end; for a learning rate of their own select "
         '{param: "*.trained_rows"} in optimizer.groups',
     )
+
+
+def _with_rows(kind: str, mapping: Mapping[Any, Any]) -> str:
+    """What to write where `rows` stands beside another kind than `param`."""
+    value = mapping[kind]
+    if kind not in ("path", "glob") or not isinstance(value, str):
+        return 'name the parameter that has the rows: {param: "...weight", rows: ...}'
+    pattern = value if value.endswith((".weight", ".bias")) else f"{value}.weight"
+    return f"name the parameter that has the rows: {flow({'param': pattern, 'rows': mapping['rows']})}"
 
 
 def _nearest(key: str, known: Iterable[str]) -> list[str]:

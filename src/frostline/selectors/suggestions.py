@@ -7,13 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from frostline.config.wording import shorten_names
+from frostline.config.wording import flow, shorten_names
 from frostline.errors import Problem
 from frostline.selectors.kinds._text import has_wildcard, wildcard
 from frostline.tree import ModuleTree
 
 if TYPE_CHECKING:
-    from frostline.selectors.selector import Selector
+    from frostline.selectors.selector import Kind, Selector
 
 MAX_SUGGESTIONS = 5
 _NUMBER = re.compile(r"[0-9]+")
@@ -81,6 +81,24 @@ def describe_miss(selector: Selector, tree: ModuleTree, *, role: str = "", match
                 f"parameters of that name: {shorten_names(named, MAX_SUGGESTIONS)}",
                 f"write {_as_params(selector.kind.key, selector.kind.pattern, named, param_paths)}",
             )
+    if selector.kind.key == "name" and (parts := _listed(selector.kind, tree)):
+        return Problem(
+            f"{label} {selector} matched 0 modules: the text is one name",
+            str(selector.origin),
+            f"each of its parts matches: {', '.join(parts)}",
+            f"write a list: {flow(parts)}",
+        )
+    covers = ""
+    if selector.kind.key == "regex":
+        covers = ": it must match the whole path"
+        if wider := _wider(selector.kind.pattern, base_modules):
+            text, paths = wider
+            return Problem(
+                f"{label} {selector} matched 0 modules{covers}",
+                str(selector.origin),
+                f"{text} matches {shorten_names(paths, MAX_SUGGESTIONS)}",
+                f"write {flow({'regex': text})}",
+            )
     pattern = selector.kind.pattern.removeprefix("*.")
     found: list[str] = []
     if selector.kind.key != "type":
@@ -95,7 +113,7 @@ def describe_miss(selector: Selector, tree: ModuleTree, *, role: str = "", match
         shown = ", ".join(top or param_paths[:MAX_SUGGESTIONS])
         possible = f"top level of this model: {shown}"
     return Problem(
-        f"{label} {selector} matched 0 {what}",
+        f"{label} {selector} matched 0 {what}{covers}",
         str(selector.origin),
         possible,
         "correct the name, or add `optional: true` if this model need not have it",
@@ -107,6 +125,31 @@ def _found_by_kind(selector: Selector, tree: ModuleTree) -> list[int]:
         return selector.kind.find(tree, None)
     except LookupError:
         return []
+
+
+def _listed(kind: Kind, tree: ModuleTree) -> list[str]:
+    """The names of a text such as `bert, classifier`, if each of them matches; else none."""
+    parts = [part.strip() for part in kind.pattern.split(",")]
+    if len(parts) < 2:
+        return []
+    try:
+        return parts if all(type(kind).parse(part, {}).find(tree, None) for part in parts) else []
+    except ValueError:
+        return []
+
+
+def _wider(pattern: str, paths: Sequence[str]) -> tuple[str, list[str]] | None:
+    """`pattern` with `.*` before it, behind it or both, whichever first matches whole paths, and what it matches."""
+    core = pattern.removeprefix("^").removesuffix("$")
+    core = f"({core})" if "|" in core else core
+    for text in (f".*{core}", f"{core}.*", f".*{core}.*"):
+        try:
+            found = [path for path in paths if re.fullmatch(text, path)]
+        except re.error:
+            continue
+        if found:
+            return text, found
+    return None
 
 
 def _full_pattern(pattern: str, named: Sequence[str]) -> str:

@@ -42,6 +42,8 @@ class Draft:
 
     trains: list[bool] = field(default_factory=list[bool])
     rule: list[Rule] = field(default_factory=list[Rule])
+    turn: list[int] = field(default_factory=list[int])  # number of the entry that gave the rule; 0 for the baseline
+    num_entries: int = 0
     rows: dict[int, Rows] = field(default_factory=dict[int, Rows])  # those that train, where not all or none do
     split: dict[int, tuple[Rule, Rule]] = field(default_factory=dict[int, tuple[Rule, Rule]])  # of the rest; of these
 
@@ -62,6 +64,7 @@ def baseline(
             rule = BUILT_TRAINABLE if trains else BUILT_FROZEN
         draft.trains.append(trains)
         draft.rule.append(rule)
+    draft.turn = [0] * len(draft.rule)
     return draft
 
 
@@ -82,6 +85,7 @@ def lay_over(
     by_rows: dict[int, Selector] = {}
     for selector, selection in chosen:
         rule = rule_of(selector, trains=trains, when=when)
+        draft.num_entries += 1
         for index, is_selected in enumerate(selection.params):
             if not is_selected:
                 continue
@@ -100,14 +104,20 @@ def lay_over(
                 if rows is not None:
                     draft.rows[index] = rows
                 of_rest, of_rows = draft.split.get(index, (draft.rule[index], draft.rule[index]))
-                draft.split[index] = (of_rest, rule) if trains else (rule, of_rows)
+                joined = _joined(of_rows if trains else of_rest, rule) if held is not None else rule
+                draft.split[index] = (of_rest, joined) if trains else (joined, of_rows)
                 by_rows[index] = selector
             else:
                 draft.trains[index] = trains
                 draft.rows.pop(index, None)
                 draft.split.pop(index, None)
-            draft.rule[index] = rule
+            draft.rule[index], draft.turn[index] = rule, draft.num_entries
     return idle
+
+
+def _joined(before: Rule, rule: Rule) -> Rule:
+    """`rule`, with the entries of the same list that named other rows of the table before it."""
+    return replace(before, text=f"{before.text}; {rule}") if before.kind == rule.kind else rule
 
 
 def rows_of_new_tensors(tree: ModuleTree, chosen: Iterable[Selected], new: frozenset[str]) -> Iterable[Problem]:
@@ -146,7 +156,8 @@ def merge_tied(tree: ModuleTree, draft: Draft, before: Sequence[Rule]) -> list[P
             )
             continue
         # A name that another one explains decides for the new one too: a tied tensor is in the base files.
-        winner = explicit[-1] if explicit else min(names, key=lambda index: draft.rule[index].kind == "new")
+        last = max(explicit, key=draft.turn.__getitem__, default=None)
+        winner = last if last is not None else min(names, key=lambda index: draft.rule[index].kind == "new")
         for index in names:
             draft.trains[index], draft.rule[index] = draft.trains[winner], draft.rule[winner]
             if winner in draft.rows:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from frostline.config.wording import shorten_names
 from frostline.errors import Problem
 from frostline.trainability.decision import Decision
 from frostline.trainability.draft import THAWED_ALTHOUGH_FROZEN
 from frostline.trainability.legacy import LEGACY_KEYS, is_legacy
+from frostline.trainability.required import Required
 from frostline.trainability.rules import FreezeRules
 from frostline.trainability.selected import Selected
 
@@ -102,3 +103,31 @@ def plan_notes(
                 f"frozen_mode {selector.frozen_mode} of {selector} ({selector.origin.short}): dropout and "
                 f"normalization statistics there {what}"
             )
+
+
+def idle_thaw_notes(
+    built: bytes, frozen: Iterable[Selected], thawed: Iterable[Selected], required: Required, rules: FreezeRules
+) -> Iterator[str]:
+    """A remark on entries of `unfreeze_modules` that full fine-tuning could do without: most likely more was meant.
+
+    Args:
+        built: mask over the parameters: trains before any entry.
+        frozen, thawed: the entries of the two lists of the block, with what they select.
+    """
+    anyway = int.from_bytes(built, "little")
+    for _, selection in frozen:
+        anyway &= ~int.from_bytes(selection.params, "little")
+    held = sum(1 << (8 * index) for index in required.params)
+    idle: list[str] = []
+    for selector, selection in thawed:
+        asked = int.from_bytes(selection.params, "little") & ~held
+        # Rows are refused where they have no effect, and a tag is an effect.
+        if asked and asked & ~anyway == 0 and not selector.has_rows and not selector.conditional:
+            idle.append(f"{selector} ({selector.origin.short})")
+    if idle:
+        is_listed = any(not is_legacy(selector) for selector in rules.freeze)
+        why = "thaws nothing: all of it trains" if len(idle) == 1 else "thaw nothing: all of them train"
+        yield (
+            f"unfreeze_modules {shorten_names(idle, _MAX_NAMES)} {why} anyway; to train nothing else, "
+            + ('add "*" to freeze_modules' if is_listed else 'add freeze_modules: ["*"]')
+        )

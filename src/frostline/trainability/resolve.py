@@ -12,7 +12,7 @@ from frostline.trainability.adapter_targets import AdapterTargets
 from frostline.trainability.conditional import expert_notes, find_conditional
 from frostline.trainability.decision import Decision, Rule
 from frostline.trainability.draft import baseline, decide_all, hold_required, lay_over, merge_tied, rows_of_new_tensors
-from frostline.trainability.judging import frozen_new, nothing_trains, plan_notes, untrainable
+from frostline.trainability.judging import frozen_new, idle_thaw_notes, nothing_trains, plan_notes, untrainable
 from frostline.trainability.legacy import legacy_notes
 from frostline.trainability.phases.phase import Phase, phase_problems
 from frostline.trainability.plan import TrainabilityPlan
@@ -55,6 +55,7 @@ def resolve_plan(
     required = find_required(tree)
     conditional = find_conditional(tree, thawing, adapters.conditional if adapters is not None else frozenset())
     draft = baseline(tree, adapters, new, built_flags)
+    built = bytes(draft.trains)
     stages: list[tuple[Decision, ...]] = []
     disagreements: list[Problem] = []
     held: dict[int, Rule] = {}
@@ -86,6 +87,7 @@ def resolve_plan(
     notes = [
         *legacy_notes(rules.legacy, freezing, tree),
         *plan_notes(stages, rules, freezing + thawing),
+        *(idle_thaw_notes(built, *blocks[0][1:], required, rules) if adapters is None else ()),
         *required_notes(held, required, tree),
         *expert_notes(decisions, tree, conditional),
     ]

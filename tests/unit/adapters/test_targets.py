@@ -12,7 +12,7 @@ from torch import nn
 from frostline.adapters import LoRA, adapters_of, find_targets, inject, merge
 from frostline.config.origin import Origins
 from frostline.errors import AdapterError, SelectorError
-from frostline.preparation import prepare
+from frostline.preparation import prepare, resolve
 from frostline.tree import ModuleTree
 
 
@@ -157,6 +157,17 @@ def test_case_55_a_misspelt_target_is_an_error_for_the_second_adapter_too(net: A
     assert list(adapters_of(net)) == ["a"]
 
 
+def test_a_target_of_another_architecture_is_told_the_layers_that_are_here(net: Any) -> None:
+    net.pooler = nn.Sequential(nn.Linear(6, 6))
+    with pytest.raises(SelectorError) as caught:
+        paths(net, ["query", "embedd", "q_porj"])
+    query, embed, misspelt = caught.value.problems
+    layers = "layers that LoRA r8 adapts here: q_proj (2), v_proj (2), lm_head (1), pooler.0 (1)"
+    assert query.possible == f"{layers}; or all of them: `target_modules: all-linear`"
+    assert embed.possible.startswith(f"nearest: embed\n{layers}")
+    assert misspelt.possible == "nearest: q_proj, v_proj"
+
+
 def test_all_faults_come_at_once_with_their_places(net: Any) -> None:
     net.attention = nn.MultiheadAttention(6, 2)
     origins = Origins(
@@ -290,6 +301,42 @@ class TestSharedModules:
         scattered(model)
         before = model(tokens)
         torch.testing.assert_close(merge(model)(tokens), before, rtol=1e-5, atol=1e-6)
+
+
+class FusedExperts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.zeros(3, 8, 6))
+        self.down_proj = nn.Parameter(torch.zeros(3, 6, 4))
+        self.down_proj_bias = nn.Parameter(torch.zeros(3, 6))
+
+
+def test_row_73_fused_experts_that_get_no_adapter_are_counted(net: Any) -> None:
+    """Row 73: some expert layouts receive no adapters while the log says that expert LoRA is on."""
+    for layer in net.layers:
+        layer.experts = FusedExperts()
+    told = (
+        "not adapted, fused experts, which are parameters and no layers: gate_up_proj (2 parameters of 288 elements), "
+        "down_proj (2 parameters of 144 elements); "
+        'unfreeze_modules [{param: "*.gate_up_proj"}, {param: "*.down_proj"}] trains them in full'
+    )
+    assert told in notes(net)
+    assert "fused" not in notes(net, exclude_modules={"glob": "*.experts", "optional": True})
+    assert "fused" not in notes(net, "q_proj")
+    plan = resolve(
+        net,
+        peft=LoRA(),
+        freeze_config={"unfreeze_modules": [{"param": "*.gate_up_proj"}, {"param": "*.down_proj"}]},
+    )
+    assert not any("fused" in note for note in plan.notes)
+    assert "layers.0.experts.gate_up_proj" in plan.trainable
+
+
+def test_row_73_experts_that_are_layers_are_adapted_without_a_note(net: Any) -> None:
+    """Row 73: experts that are layers each get an adapter."""
+    net.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+    assert "experts.1" in paths(net)
+    assert "fused" not in notes(net)
 
 
 def test_packed_linears_are_no_targets(net: Any) -> None:

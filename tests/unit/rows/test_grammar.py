@@ -115,3 +115,10 @@ def test_a_config_file_tells_each_fault_with_its_line(tmp_path: Path) -> None:
     assert any("selects rows, which is not possible here" in what and "line 10" in where for what, where in told)
     assert any("selects rows, which is not possible here" in what and "line 11" in where for what, where in told)
     assert len(told) == 4
+
+
+def test_a_list_of_indices_and_slices_is_told_to_be_several_entries() -> None:
+    with pytest.raises(SelectorError, match="`rows` is") as caught:
+        parse_selectors({"param": "e.weight", "rows": [2, "5:9"]}, also=OF_ROWS)
+    (problem,) = caught.value.problems
+    assert problem.fix == 'write one entry for each: {param: e.weight, rows: 2}, {param: e.weight, rows: "5:9"}'

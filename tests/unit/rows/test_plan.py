@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 import frostline as fl
 from frostline.adapters import lay_rows, rows_of
+from frostline.config import load_yaml
 from frostline.config.models import OptimizerConfig
 from frostline.errors import AdapterError, ConfigError, PlanMismatchError, SelectorError
 from frostline.preparation import release
@@ -125,6 +127,33 @@ def test_the_digest_holds_the_rows() -> None:
     assert plans[0].digest != plans[1].digest
     (line,) = plans[0].diff(plans[1])
     assert line.startswith(f"~ {ROWS}: rows 1:3 trained -> rows 1, 3 trained (unfreeze_modules")
+
+
+def test_all_entries_that_name_rows_of_a_table_are_told() -> None:
+    first, second = f'param "{EMBED}" rows 3, 4', f'param "{EMBED}" rows "17:"'
+    thawed = fl.resolve(
+        table(tied=False), freeze_config={"freeze_modules": ["*"], "unfreeze_modules": [some([3, 4]), some("17:")]}
+    )
+    assert thawed.decisions[ROWS].rule.text == f"unfreeze_modules {first}; unfreeze_modules {second}"
+    assert thawed.decisions[EMBED].rule.text == 'freeze_modules "*"'
+    frozen = fl.resolve(table(tied=False), freeze_config={"freeze_modules": [some([3, 4]), some("17:")]})
+    assert frozen.decisions[EMBED].rule.text == f"freeze_modules {first}; freeze_modules {second}"
+    assert frozen.decisions[ROWS].rule.text == "baseline: trains as built"
+    together = fl.resolve(
+        table(tied=False), freeze_config={"freeze_modules": ["*"], "unfreeze_modules": [some([3, 4, 17, 18, 19])]}
+    )
+    assert thawed.digest == together.digest
+
+
+def test_each_entry_that_names_rows_of_a_table_is_told_with_its_line(tmp_path: Path) -> None:
+    text = "freeze_config:\n  freeze_modules: ['*']\n  unfreeze_modules:\n"
+    text += f"    - {{param: {EMBED}, rows: [3, 4]}}\n    - {{param: {EMBED}, rows: '17:'}}\n"
+    (tmp_path / "run.yaml").write_text(text)
+    document = load_yaml(tmp_path / "run.yaml")
+    plan = fl.resolve(table(tied=False), freeze_config=document.data["freeze_config"], origins=document.origins)
+    assert str(plan.decisions[ROWS].rule) == (
+        f'line 4: unfreeze_modules param "{EMBED}" rows 3, 4; line 5: unfreeze_modules param "{EMBED}" rows "17:"'
+    )
 
 
 def test_row_47_rules_that_disagree_about_the_names_of_a_tied_table_are_refused() -> None:

@@ -86,6 +86,8 @@ def test_equality_ignores_where_it_was_written() -> None:
         ("a..b", "has an empty component"),
         ({}, r"names no kind of selector \(keys: none\)"),
         ({"pth": "a"}, r"names no kind of selector \(keys: pth\)[\s\S]*nearest: path"),
+        ({"layer": "-2:"}, r"names no kind of selector[\s\S]*do: +rename `layer` to `layers`"),
+        ({"path": "emb", "rows": "5:"}, r'unknown key `rows`[\s\S]*\{param: emb\.weight, rows: "5:"\}'),
         ({"name": "a"}, r"names no kind of selector[\s\S]*nearest: bare text, as in `- encoder`"),
         ({"class": "Linear"}, r"names no kind of selector[\s\S]*nearest: type"),
         ({"type": "Linear", "exclude": "a"}, r"unknown key `exclude` in a `type` selector[\s\S]*nearest: except"),

@@ -322,6 +322,14 @@ def test_adapters_are_reached_by_param_only() -> None:
             {"regex": r".*\.bias"},
             r"names parameters[\s\S]*write \{param: \"model\.language_model\.layers\.0\..*, and so on",
         ),
+        # case 01: an expression that matches a part of the path only
+        ({"regex": "q_proj"}, r"must match the whole path\n[\s\S]*and 11 more\n.*write \{regex: \"\.\*q_proj\"\}"),
+        ({"regex": r"^model\.vision"}, r"must match the whole path\n[\s\S]*write \{regex: 'model\\\.vision\.\*'\}"),
+        ({"regex": "q_pro|o_pro"}, r"write \{regex: \"\.\*\(q_pro\|o_pro\)\.\*\"\}"),
+        ({"regex": "q_porj"}, r"must match the whole path\n[\s\S]*nearest: q_proj"),
+        # a list written as one text
+        ("q_proj, lm_head", r"the text is one name\n[\s\S]*write a list: \[q_proj, lm_head\]"),
+        ("q_proj, lm_haed", r"matched 0 modules\n"),
         # a tail where the full path is meant
         ({"param": "mlp.weight"}, r'covers the full path[\s\S]*write \{param: "\*\.mlp\.weight"\}'),
         ({"param": "*.lm_head.weight"}, r'covers the full path[\s\S]*write \{param: "lm_head\.weight"\}'),

@@ -201,6 +201,12 @@ def test_case_67_one_name_decides_for_the_tensor_and_it_counts_once(name: str) -
     assert both.trainable == ("embed.weight",)
 
 
+@pytest.mark.parametrize("names", [["embed", "lm_head"], ["lm_head", "embed"]])
+def test_of_the_names_of_a_tensor_the_last_entry_of_the_list_is_the_rule(names: list[str]) -> None:
+    plan = plan_for(Tied(), "*", names)
+    assert plan.decisions["embed.weight"].rule.text == f'unfreeze_modules "{names[1]}"'
+
+
 def test_case_68_real_identity_decides_not_metadata() -> None:
     model = Tied()
     model._tied_weights_keys = ["lm_head.weight"]  # type: ignore[assignment]
@@ -356,3 +362,61 @@ def test_a_large_mixture_of_experts_resolves() -> None:
     plan = resolve_plan(ModuleTree.from_model(model), rules)
     assert len(plan.trainable) == 2 * 64 * 3
     assert len(plan.frozen) == 58 * 64 * 3 + 2
+
+
+# -- entries that thaw nothing
+
+
+def idle_notes(plan: TrainabilityPlan) -> list[str]:
+    return [note for note in plan.notes if "nothing: all of" in note]
+
+
+def test_thawing_what_trains_anyway_is_said() -> None:
+    config = {"unfreeze_modules": [{"layers": "-2:"}]}
+    plan = resolve(encoder(), freeze_config=config)
+    assert not plan.frozen
+    (note,) = idle_notes(plan)
+    assert note.startswith('unfreeze_modules layers "-2:" (')
+    assert note.endswith('thaws nothing: all of it trains anyway; to train nothing else, add freeze_modules: ["*"]')
+    followed = resolve(encoder(), freeze_config={**config, "freeze_modules": ["*"]})
+    assert not idle_notes(followed)
+    assert {path.rpartition(".")[0] for path in followed.trainable} == {
+        f"layers.{index}.{name}" for index in (1, 2) for name in ("linear", "norm")
+    }
+
+
+def test_the_advice_to_freeze_all_reaches_parameters_of_the_root() -> None:
+    model = encoder()
+    model.register_parameter("scale", nn.Parameter(torch.ones(1)))
+    (note,) = idle_notes(plan_for(model, unfreeze=["head"]))
+    assert note.endswith('add freeze_modules: ["*"]')
+    assert plan_for(model, freeze=["*"], unfreeze=["head"]).trainable == ("head.weight", "head.bias")
+
+
+def test_all_entries_that_thaw_nothing_share_one_note() -> None:
+    plan = plan_for(encoder(), freeze=["embed"], unfreeze=["head", {"layers": "0"}, "embed"])
+    (note,) = idle_notes(plan)
+    assert '"head" (' in note
+    assert "layers 0 (" in note
+    assert '"embed" (' not in note
+    assert note.endswith('thaw nothing: all of them train anyway; to train nothing else, add "*" to freeze_modules')
+
+
+@pytest.mark.parametrize(
+    ("freeze", "unfreeze", "more"),
+    [
+        (["head"], [{"param": "*.weight"}], {}),  # some of it was frozen
+        ([], [{"path": "head", "conditional": True}], {}),  # the tag is an effect
+        ([], [{"path": "gone", "optional": True}], {}),
+        ([], ["head"], {"peft": LoRA(rank=2, target_modules=["embed"])}),  # the base is frozen there
+    ],
+)
+def test_entries_with_an_effect_get_no_note(freeze: Any, unfreeze: Any, more: dict[str, Any]) -> None:
+    config = {"freeze_modules": freeze, "unfreeze_modules": unfreeze}
+    assert not idle_notes(resolve(encoder(), freeze_config=config, **more))
+
+
+def test_thawing_what_the_model_built_frozen_gets_no_note() -> None:
+    model = encoder()
+    model.head.requires_grad_(False)
+    assert not idle_notes(plan_for(model, unfreeze=["head"]))

@@ -18,7 +18,6 @@ from frostline.errors import ConfigError, Problem
 from frostline.tree import PlannedParam, join_path
 from frostline.tree.records import quick_maker
 
-_ALIASES = {"r": "rank", "dim": "rank", "lora_rank": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout"}
 _DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 
 
@@ -39,6 +38,11 @@ class LoRA(PEFT):
     """
 
     method: ClassVar[str] = "lora"
+    aliases: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("r", "dim", "lora_rank"), "rank"),
+        "lora_alpha": "alpha",
+        "lora_dropout": "dropout",
+    }
 
     rank: int = 8
     alpha: float | None = None
@@ -132,7 +136,7 @@ class LoRA(PEFT):
         fields: dict[str, Any] = {}
         problems: list[Problem] = []
         for key, value in config.items():
-            name = _ALIASES.get(key, key)
+            name = cls.aliases.get(key, key)
             if name == "method":
                 continue
             if name not in cls.__dataclass_fields__:

@@ -6,10 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from frostline.config.wording import flow
 from frostline.selectors.kinds._positions import Positions
 from frostline.selectors.kinds._text import require_text, wildcard
 from frostline.selectors.selector import OptionError, register_kind
 from frostline.tree import ModuleTree
+
+
+def _one_entry_each(pattern: str, rows: Any) -> str:
+    """The entries that say what a list of indices and slices means; empty where `rows` is something else."""
+    items: list[Any] = list(rows) if isinstance(rows, list | tuple) else []
+    try:
+        for item in items:
+            Positions.parse(item, "rows", "")
+    except ValueError:
+        return ""
+    return ", ".join(flow({"param": pattern, "rows": item}) for item in items)
 
 
 @register_kind
@@ -37,7 +49,10 @@ class ParamKind:
         try:
             return cls(text, Positions.parse(options["rows"], "rows", "32000:"))
         except ValueError as error:
-            raise OptionError("rows", *error.args) from None
+            what, possible, fix = error.args
+            if entries := _one_entry_each(text, options["rows"]):
+                fix = f"write one entry for each: {entries}"
+            raise OptionError("rows", what, possible, fix) from None
 
     @property
     def pattern(self) -> str:

@@ -78,20 +78,24 @@ def place_phases(phases: Sequence[Phase], steps_per_epoch: int, total_steps: int
     Raises:
         ConfigError: with every phase that does not.
     """
-    placed = tuple(replace(phase, step=phase.at.to_step(steps_per_epoch)) for phase in phases)
-    problems: list[Problem] = []
-    for before, after in pairwise(placed):
-        assert before.step is not None
-        assert after.step is not None
-        if after.step <= before.step:
-            note = f": they are steps {before.step} and {after.step}, with {steps_per_epoch} steps an epoch"
-            problems.append(out_of_order(before.at, after.at, after.origin, note))
-    if total_steps is not None:
-        late = [phase for phase in placed if phase.step is not None and phase.step >= total_steps]
-        problems.extend(_never_entered(phase, steps_per_epoch, total_steps) for phase in late)
+    problems = placing_problems([phase.rules for phase in phases], steps_per_epoch, total_steps)
     if problems:
         raise ConfigError.from_problems(problems)
-    return placed
+    return tuple(replace(phase, step=phase.at.to_step(steps_per_epoch)) for phase in phases)
+
+
+def placing_problems(phases: Sequence[PhaseRules], steps_per_epoch: int, total_steps: int | None) -> list[Problem]:
+    """What is wrong with the steps at which `phases` begin; asks nothing of a model."""
+    placed = [(phase, phase.at.to_step(steps_per_epoch)) for phase in phases]
+    problems: list[Problem] = []
+    for (before, start), (after, next_start) in pairwise(placed):
+        if next_start <= start:
+            note = f": they are steps {start} and {next_start}, with {steps_per_epoch} steps an epoch"
+            problems.append(out_of_order(before.at, after.at, after.origin, note))
+    if total_steps is not None:
+        late = [(phase, step) for phase, step in placed if step >= total_steps]
+        problems.extend(_never_entered(phase, step, steps_per_epoch, total_steps) for phase, step in late)
+    return problems
 
 
 def phase_at(phases: Sequence[Phase], step: int) -> int:
@@ -148,10 +152,10 @@ def _changes_nothing(phase: Phase) -> Problem:
     )
 
 
-def _never_entered(phase: Phase, steps_per_epoch: int, total_steps: int) -> Problem:
-    step = "" if phase.at.step is not None else f" (step {phase.step})"
+def _never_entered(phase: PhaseRules, step: int, steps_per_epoch: int, total_steps: int) -> Problem:
+    place = "" if phase.at.step is not None else f" (step {step})"
     return Problem(
-        f"the phase at {phase.at}{step} never comes into force: the run has {total_steps} steps",
+        f"the phase at {phase.at}{place} never comes into force: the run has {total_steps} steps",
         str(phase.origin),
         f"steps 1 to {total_steps - 1}; an epoch has {steps_per_epoch}",
         "let it begin earlier, train longer, or remove it",

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import copy
 import json
 import math
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from frostline.adapters import LoRA
 from frostline.config.origin import Origins
-from frostline.errors import ConfigError
+from frostline.errors import ArgumentError, ConfigError
 
 
 @pytest.mark.parametrize(
@@ -89,3 +92,23 @@ def test_lists_and_tuples_mean_the_same() -> None:
 def test_labels() -> None:
     assert LoRA(rank=4).label == "LoRA r4"
     assert LoRA(rank=4, use_rslora=True).label == "rsLoRA r4"
+
+
+def test_arguments_of_other_libraries_are_refused_with_the_names_here() -> None:
+    calls: Any = LoRA
+    with pytest.raises(ArgumentError, match="3 problems") as caught:
+        calls(r=2, lora_alpha=4, rnk=1)
+    assert isinstance(caught.value, TypeError)
+    assert isinstance(caught.value, ConfigError)
+    told = [(problem.what, problem.where, problem.fix) for problem in caught.value.problems]
+    assert told == [
+        ("LoRA takes no argument `r`", "LoRA(r=...)", "write `rank`"),
+        ("LoRA takes no argument `lora_alpha`", "LoRA(lora_alpha=...)", "write `alpha`"),
+        ("LoRA takes no argument `rnk`", "LoRA(rnk=...)", "write `rank`"),
+    ]
+    assert caught.value.problems[0].possible.startswith("arguments: rank, alpha, dropout, ")
+
+
+def test_a_method_is_copied_and_pickled_as_before() -> None:
+    method = LoRA(4, alpha=2)
+    assert copy.deepcopy(method) == pickle.loads(pickle.dumps(method)) == replace(method, rank=4) == method
