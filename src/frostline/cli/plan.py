@@ -121,7 +121,13 @@ def comparison(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, as_json: b
             "digest": ours["digest"],
             "other_digest": theirs["digest"],
             "differences": [
-                {"sign": line.sign, "path": line.path, "num_parameters": line.count, "what": line.what}
+                {
+                    "sign": line.sign,
+                    **({} if line.phase is None else {"phase": line.phase}),
+                    "path": line.path,
+                    "num_parameters": line.count,
+                    "what": line.what,
+                }
                 for line in differences
             ],
         }
