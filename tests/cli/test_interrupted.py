@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -190,3 +191,33 @@ def test_ctrl_c_in_a_real_process_keeps_the_newest_checkpoint(bench: Any, reposi
     assert bench.run("inspect", "run", "--check").status == 0
     logged = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert logged == list(range(1, len(logged) + 1))
+
+
+# ---- what a resumed run shows
+
+
+def test_a_resume_in_a_later_phase_shows_what_trains_now(bench: Any) -> None:
+    """Row 38: the table of a resumed run is not that of the start."""
+    phases = [{"at": {"step": 2}, "unfreeze_modules": [{"layers": "1"}]}]
+    bench.config(
+        peft=None,
+        freeze_config={"freeze_modules": ["bert"], "phases": phases},
+        training={"max_steps": 4},
+        checkpoint={"every": 1, "keep": 5},
+    )
+    first = bench.run("train", "config.yaml")
+    assert first.status == 0, first.err
+    assert "in force" not in first.out
+    start = next(line for line in first.out.splitlines() if line.startswith("trains "))
+    for name in ("step-000004", "step-000003"):  # as after a kill at step 2, where phase 1 begins
+        shutil.rmtree(bench.folder / "run/checkpoints" / name)
+    for link in ("latest", "best"):
+        (bench.folder / "run/checkpoints" / link).unlink()
+        (bench.folder / "run/checkpoints" / link).symlink_to("step-000002")
+    again = bench.run("train", "config.yaml", "--resume")
+    assert again.status == 0, again.err
+    assert "phase    1 in force: the table and `trains` are those of this phase" in again.out
+    now = next(line for line in again.out.splitlines() if line.startswith("trains "))
+    assert now != start
+    later = next(line for line in first.out.splitlines() if line.startswith("phase "))
+    assert later.endswith(f"then {now.split()[1]} train")

@@ -17,7 +17,7 @@ from frostline.errors import ConfigError, DataError, PlanMismatchError
 from frostline.integrations.hf_models.planning import for_planning_only
 from frostline.recipes import runs
 from frostline.recipes.config_checks import read_config
-from frostline.recipes.resuming import require_folder
+from frostline.recipes.resuming import require_folder, step_reached
 from frostline.recipes.standing import unfinished
 from frostline.tree import collector_paused
 
@@ -93,7 +93,8 @@ def train(
     # Before the slow part: a taken folder is known at once.
     require_folder(loaded, mode, allow_plan_change=allow_plan_change)
     planned = runs.plan_run(loaded, say=say)
-    print(planned.render(width=_width()), flush=True)
+    shown = planned.at_step(step_reached(loaded.run_folder)) if resume else planned
+    print(shown.render(width=_width()), flush=True)
     print(flush=True)
     result = runs.train_run(planned, mode=mode, allow_plan_change=allow_plan_change, console=_console(), say=say)
     _print_result(loaded.run_folder, result)

@@ -40,6 +40,18 @@ def require_folder(
                 require_same_config(run, loaded, allow_plan_change=allow_plan_change)
 
 
+def step_reached(folder: Path) -> int:
+    """Steps that the newest checkpoint of the run in `folder` has done; 0 where there is none.
+
+    Raises:
+        CheckpointError: its manifest cannot be read.
+    """
+    if not (folder / "checkpoints").is_dir():
+        return 0
+    newest = RunFolder.read(folder).latest()
+    return 0 if newest is None else Manifest.read(newest).step
+
+
 def require_same_config(run: RunFolder, loaded: LoadedConfig, *, allow_plan_change: bool = False) -> None:
     """Refuse to resume with a config that would compute something else.
 

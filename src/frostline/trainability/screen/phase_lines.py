@@ -15,7 +15,12 @@ _MAX_NAMES = 4
 
 
 def phase_lines(plan: TrainabilityPlan) -> Iterator[str]:
-    """One line a phase: when, what starts and stops to train, how much trains then, and the rate if it changes."""
+    """One line a phase: when, what starts and stops to train, how much trains then, and the rate if it changes.
+
+    Before them, where it is not the start that is in force, a line that says which phase the table belongs to.
+    """
+    if plan.phase:
+        yield f"{plan.phase} in force: the table and `trains` are those of this phase"
     elements = {path: decision.num_elements for path, decision in plan.decisions.items()}
     for number, phase in enumerate(plan.phases, start=1):
         trained = sum(elements[entry.path] for entry in phase.decisions if entry.trains)
