@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rich.console import Console
 
+from frostline.cli.interruption import interruptible
 from frostline.errors import ConfigError, DataError, PlanMismatchError
 from frostline.integrations.hf_models.planning import for_planning_only
 from frostline.recipes import runs
@@ -92,11 +93,13 @@ def train(
         return
     # Before the slow part: a taken folder is known at once.
     require_folder(loaded, mode, allow_plan_change=allow_plan_change)
-    planned = runs.plan_run(loaded, say=say)
-    shown = planned.at_step(step_reached(loaded.run_folder)) if resume else planned
-    print(shown.render(width=_width()), flush=True)
-    print(flush=True)
-    result = runs.train_run(planned, mode=mode, allow_plan_change=allow_plan_change, console=_console(), say=say)
+    again = [str(config), *overrides, *(["--allow-plan-change"] if allow_plan_change else [])]
+    with interruptible(loaded.run_folder, again, overwrites=overwrite):
+        planned = runs.plan_run(loaded, say=say)
+        shown = planned.at_step(step_reached(loaded.run_folder)) if resume else planned
+        print(shown.render(width=_width()), flush=True)
+        print(flush=True)
+        result = runs.train_run(planned, mode=mode, allow_plan_change=allow_plan_change, console=_console(), say=say)
     _print_result(loaded.run_folder, result)
 
 
