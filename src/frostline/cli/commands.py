@@ -64,11 +64,10 @@ def plan(
     if as_json:
         print(planning.as_json(planned, forecast))
         return
+    print(planned.render(width=_width(), devices=forecast))
     if html is not None:
         planning.write_page(planned, forecast, html)
-        say(f"the plan is in {html}")
-        return
-    print(planned.render(width=_width(), devices=forecast))
+        say(f"the page is {html}")
     if num_examples is not None:
         assert planned.assembly.data is not None
         print()
