@@ -42,6 +42,8 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 # peft's initializations that take the adapter's first values out of the base weights; without that the file is wrong.
 _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")
 
+_ADAPTER, _TRAINED = "adapter_config.json", "trained.json"  # the file that tells what a folder holds
+
 
 def save_adapter(
     model: nn.Module,
@@ -83,7 +85,7 @@ def save_adapter(
                 fix="freeze them, or save the run as a checkpoint, which keeps them beside the adapter",
             )
 
-    return _publish(Path(directory), write, mark="adapter_config.json")
+    return _publish(Path(directory), write, mark=_ADAPTER)
 
 
 def load_adapter(
@@ -117,6 +119,7 @@ def load_adapter(
             the one in the file; peft has trained a copy of a tensor that is tied in the model.
     """
     require_whole_to_load(model, "load_adapter")
+    _refuse_kind(directory, _TRAINED, "load_adapter", "load_trained")
     file = without_base_copies(model, read_adapter(directory))
     require_tied_as_in(model, file)
     is_bare, had_rows = not adapters_of(model), bool(rows_of(model))
@@ -160,7 +163,7 @@ def save_trained(model: nn.Module, directory: str | Path, *, base: BaseIdentity 
     return _publish(
         Path(directory),
         lambda folder: write_trained(model, plan, folder, base or identity_to_save(model, plan)),
-        mark="trained.json",
+        mark=_TRAINED,
     )
 
 
@@ -173,6 +176,7 @@ def load_trained(model: ModelT, directory: str | Path, *, base: BaseIdentity | N
         CheckpointError: as `load_adapter`.
     """
     require_whole_to_load(model, "load_trained")
+    _refuse_kind(directory, _ADAPTER, "load_trained", "load_adapter")
     try:
         plan = plan_of(model)
     except PlanMismatchError:  # never prepared
@@ -267,6 +271,18 @@ def _with_rows(model: nn.Module, file: TrainedFile) -> TrainedFile:
         index = torch.tensor(rows, device=table.device)
         tensors[name] = table.index_copy(0, index, stored.to(table.dtype).to(table.device))
     return replace(file, tensors=tensors, rows={})
+
+
+def _refuse_kind(directory: str | Path, mark: str, called: str, right: str) -> None:
+    """A folder of the other kind was given: say so by the name of the function that reads it."""
+    folder = standing(Path(directory))
+    if (folder / mark).is_file() and not all((folder / name).is_file() for name in (_ADAPTER, _TRAINED)):
+        raise CheckpointError(
+            f"{directory} was written by {right.replace('load', 'save')}, which {called} does not read",
+            where=folder / mark,
+            possible=f"a folder that {called.replace('load', 'save')} wrote",
+            fix=f"call frostline.{right}(model, {str(directory)!r})",
+        )
 
 
 def _publish(directory: Path, write: Callable[[Path], Any], *, mark: str) -> Path:

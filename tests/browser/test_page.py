@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from frostline import resolve
 from frostline.trainability.screen.page import PAGE_MARK
 
 from .chromium import Page
-from .conftest import make_plan
+from .conftest import Model, make_plan
 
 LORA = "layers.0-5.q_proj.lora_A.default.weight"
 
@@ -271,3 +273,39 @@ def test_a_mixture_with_thousands_of_experts_stays_small_and_quick(page: Page, t
     search(page, "layers.17.experts.63.up")
     assert text(page, "#found").startswith("3 parameters")
     assert time.perf_counter() - started < 10  # half a second where nothing else runs
+
+
+def test_stripes_of_phases_cover_only_what_trains_in_phases_as_a_whole(page: Page, tmp_path: Path) -> None:
+    """And the tooltip says when a part starts and when it freezes, of a module and of a parameter."""
+    phases = [
+        {"at": {"step": 10}, "unfreeze_modules": ["layers.1"]},
+        {"at": {"step": 20}, "freeze_modules": ["layers.1.norm"]},
+    ]
+    file = tmp_path / "phases.html"
+    with torch.device("meta"):
+        plan = resolve(Model(2, 1), freeze_config={"freeze_modules": ["layers"], "phases": phases})
+    file.write_text(plan.to_html(), encoding="utf-8")
+    page.open(file)
+    drawn = cells(page)
+    assert "later" not in drawn["layers"]["classes"]
+    assert "part in phases" in drawn["layers"]["text"]
+    assert "later" in drawn["layers.1"]["classes"]
+    assert "later" in drawn["layers.1.norm.weight"]["classes"]
+    page.move(*middle(drawn["layers.1"]))
+    tip = page.evaluate("document.getElementById('tip').innerText")
+    assert "6 of 8 parameters: starts in phase 1 (step 10)\n" in tip
+    assert "2 of 8 parameters: starts in phase 1 (step 10), freezes in phase 2 (step 20)" in tip
+    page.move(*middle(drawn["layers.1.norm.weight"]))
+    tip = page.evaluate("document.getElementById('tip').innerText")
+    assert "starts in phase 1 (step 10), freezes in phase 2 (step 20)" in tip
+    assert "parameters:" not in tip
+
+
+def test_labels_are_whole_lines_or_end_with_an_ellipsis(page: Page) -> None:
+    script = """[...document.querySelectorAll('.cell b')].filter(label => {
+        const box = label.getBoundingClientRect(), cell = label.closest('.cell').getBoundingClientRect();
+        const isCut = label.scrollWidth > label.clientWidth && getComputedStyle(label).textOverflow !== 'ellipsis';
+        return isCut || box.right > cell.right || box.top < cell.top || box.bottom > cell.bottom;
+    }).map(label => label.closest('.cell').dataset.path)"""
+    assert page.evaluate("document.querySelectorAll('.cell b').length") > 20
+    assert page.evaluate(script) == []

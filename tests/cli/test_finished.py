@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -352,3 +353,15 @@ def test_check_finds_values_that_are_not_finite_in_an_adapter_alone(bench: Any, 
     tensors[name] = torch.full_like(tensors[name], float("nan"))
     save_file(tensors, file)
     assert name in bench.refused("inspect", "shared", "--check").error
+
+
+def test_inspect_says_how_the_size_of_a_checkpoint_splits(bench: Any, finished: Path) -> None:
+    lines = done(bench, "inspect", "run").out.splitlines()
+    size = next(line for line in lines if line.startswith("size "))
+    whole, trained, optimizer, rest = (int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", size))
+    newest = bench.folder / "run/checkpoints/best"
+    assert trained == (newest / "adapter/adapter_model.safetensors").stat().st_size
+    state = [path for path in (newest / "state").rglob("*") if path.is_file() and "optimizer" in str(path)]
+    assert optimizer == sum(path.stat().st_size for path in state) > trained
+    assert whole == trained + optimizer + rest
+    assert any(f"  {whole:,} bytes  " in line for line in lines if "best" in line)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -158,8 +159,50 @@ def test_ctrl_c_before_the_first_checkpoint_leaves_nothing(bench: Any, monkeypat
     outcome = bench.run("train", "config.yaml")
     assert outcome.status == 130
     assert "Traceback" not in outcome.err
-    assert "interrupted" in outcome.err
+    assert "interrupted before the first checkpoint: nothing was saved\n" in outcome.err
+    assert "--resume" not in outcome.err
     assert bench.snapshot(bench.folder) == before
+
+
+def test_ctrl_c_says_what_is_saved_what_is_lost_and_how_to_go_on(bench: Any, monkeypatch: Any) -> None:
+    """Steps 1 and 2 are done and logged, 1 is saved; a run that should replace it and has saved nothing is not it."""
+    from frostline.training import loop
+
+    original, calls = loop.accumulate_gradients, []
+
+    def interrupt_the_third(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(*args, **options)
+
+    bench.config(checkpoint={"every": 1, "keep": 5}, training={"max_steps": 1})
+    assert bench.run("train", "config.yaml").status == 0
+    before = bench.snapshot(bench.folder)
+    longer = ["training.max_steps=6", "checkpoint.every=3", "evaluation.every=never"]
+    monkeypatch.setattr(loop, "accumulate_gradients", interrupt_the_third)
+    outcome = bench.run("train", "config.yaml", *longer, "--overwrite")
+    assert outcome.status == 130
+    assert "nothing was saved; the earlier run in run is as it was\n" in outcome.err
+    assert bench.snapshot(bench.folder) == before
+
+    monkeypatch.setattr(loop, "accumulate_gradients", original)
+    calls.clear()
+    bench.config(checkpoint={"every": 2}, training={"max_steps": 6}, output_dir="other dir")
+
+    def interrupt_the_fourth(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return original(*args, **options)
+
+    monkeypatch.setattr(loop, "accumulate_gradients", interrupt_the_fourth)
+    outcome = bench.run("train", "config.yaml", "evaluation.every=never", "data.columns={text: text}")
+    assert outcome.status == 130
+    assert outcome.err.endswith(
+        "interrupted at step 3: step 2 is saved, 1 step will be done again\n"
+        "  go on with: frostline train config.yaml evaluation.every=never 'data.columns={text: text}' --resume\n"
+    )
 
 
 def test_ctrl_c_in_a_real_process_keeps_the_newest_checkpoint(bench: Any, repository: Path) -> None:
@@ -190,3 +233,33 @@ def test_ctrl_c_in_a_real_process_keeps_the_newest_checkpoint(bench: Any, reposi
     assert bench.run("inspect", "run", "--check").status == 0
     logged = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert logged == list(range(1, len(logged) + 1))
+
+
+# ---- what a resumed run shows
+
+
+def test_a_resume_in_a_later_phase_shows_what_trains_now(bench: Any) -> None:
+    """Row 38: the table of a resumed run is not that of the start."""
+    phases = [{"at": {"step": 2}, "unfreeze_modules": [{"layers": "1"}]}]
+    bench.config(
+        peft=None,
+        freeze_config={"freeze_modules": ["bert"], "phases": phases},
+        training={"max_steps": 4},
+        checkpoint={"every": 1, "keep": 5},
+    )
+    first = bench.run("train", "config.yaml")
+    assert first.status == 0, first.err
+    assert "in force" not in first.out
+    start = next(line for line in first.out.splitlines() if line.startswith("trains "))
+    for name in ("step-000004", "step-000003"):  # as after a kill at step 2, where phase 1 begins
+        shutil.rmtree(bench.folder / "run/checkpoints" / name)
+    for link in ("latest", "best"):
+        (bench.folder / "run/checkpoints" / link).unlink()
+        (bench.folder / "run/checkpoints" / link).symlink_to("step-000002")
+    again = bench.run("train", "config.yaml", "--resume")
+    assert again.status == 0, again.err
+    assert "phase    1 in force: the table and `trains` are those of this phase" in again.out
+    now = next(line for line in again.out.splitlines() if line.startswith("trains "))
+    assert now != start
+    later = next(line for line in first.out.splitlines() if line.startswith("phase "))
+    assert later.endswith(f"then {now.split()[1]} train")

@@ -262,3 +262,21 @@ def test_no_language_model_to_freeze_is_refused_with_its_line(bench: Any) -> Non
     assert ": freeze_config.freeze_language_model" in outcome.part("where")
     assert "line " in outcome.part("where")
     assert outcome.part("do") == "write freeze_modules: [{path: bert}] instead"
+
+
+def test_json_has_every_note_of_the_screen_once(bench: Any) -> None:
+    rows = bench.texts(24)
+    bench.rows("twice.jsonl", [*rows, {**rows[0], "label": "neg"}])
+    bench.config(data={"train": "twice.jsonl"})
+    shown = [line[9:] for line in planned(bench, "config.yaml").splitlines() if line.startswith("note ")]
+    assert shown
+    record = json.loads(planned(bench, "config.yaml", "--json"))
+    assert record["notes"] == shown
+    assert not any(key.startswith("note") for key in record["facts"])
+
+
+def test_a_page_comes_beside_the_screen(bench: Any) -> None:
+    bench.config()
+    outcome = bench.run("plan", "config.yaml", "--html", "plan.html")
+    assert outcome.out == planned(bench, "config.yaml")
+    assert "the page is plan.html\n" in outcome.err

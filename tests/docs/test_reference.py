@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from frostline.config.foreign_keys import FOREIGN_KEYS
+from frostline.selectors.grammar import _PLACES
 from frostline.selectors.selector import known_kinds
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,4 +73,14 @@ def test_the_table_of_selectors_names_every_kind_and_modifier() -> None:
     own = [key for key, kind in known_kinds().items() if kind.__module__.startswith("frostline.")]
     assert len(own) == 7
     assert [key for key in own if key != "name" and f"`{{{key}: " not in text] == []
-    assert [word for word in ("within", "except", "optional") if f"| `{word}: " not in text] == []
+    options = [(key, option) for key, kind in known_kinds().items() if key in own for option in kind.options]
+    assert len(options) >= 2
+    assert [f"{key}, {option}" for key, option in options if not re.search(rf"\| `{{{key}: .*, {option}: ", text)] == []
+    assert [word for word in ("within", "except", "optional", *_PLACES) if f"| `{word}: " not in text] == []
+
+
+def test_the_first_page_leads_to_every_guide() -> None:
+    text = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    guides = sorted(path.name for path in (ROOT / "docs/guides").glob("*.md"))
+    assert len(guides) >= 10
+    assert [name for name in guides if f"](guides/{name})" not in text] == []

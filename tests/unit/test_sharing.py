@@ -717,3 +717,15 @@ def test_an_adapter_saved_while_it_is_merged_belongs_to_the_unmerged_base(saved:
     save_adapter(model, tmp_path / "again")
     load_adapter(Net(), tmp_path / "again")
     load_adapter(model, tmp_path / "again")
+
+
+def test_the_loader_of_the_other_kind_is_named(saved: Path, tmp_path: Path) -> None:
+    """A folder of `save_trained` given to `load_adapter`, and the other way round."""
+    model, _ = prepare(Net(), freeze_config={"freeze_modules": ["embed"]})
+    folder = save_trained(model, tmp_path / "part")
+    before = state_of(fresh := Net())
+    with pytest.raises(CheckpointError, match=r"written by save_trained[\s\S]*call frostline\.load_trained\(model, "):
+        load_adapter(fresh, folder)
+    with pytest.raises(CheckpointError, match=r"written by save_adapter[\s\S]*call frostline\.load_adapter\(model, "):
+        load_trained(fresh, saved)
+    assert_unchanged(fresh, before)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from frostline.checkpoint.json_file import read_json
-from frostline.trainability import TrainabilityPlan, diff_phases, phases_to_json, show_rows
+from frostline.trainability import TrainabilityPlan, diff_phases, fold_differences, phases_to_json, show_rows
 
 PLAN_FILE = "plan.json"
 
@@ -68,5 +68,6 @@ def differences(saved: dict[str, Any], plan: TrainabilityPlan) -> list[str]:
             lines.append(f"{path}: rows {then[path].get('rows')} in the checkpoint, {now[path].get('rows')} now")
         elif path in then and now[path]["shape"] != then[path]["shape"]:
             lines.append(f"{path}: shape {then[path]['shape']} in the checkpoint, {now[path]['shape']} now")
-    lines += diff_phases(saved.get("phases", ()), phases_to_json(plan.phases))
+    phases = diff_phases(saved.get("phases", ()), phases_to_json(plan.phases))
+    lines += map(str, fold_differences(phases, plan.decisions))
     return lines or [f"the same parameters train, in a model with other frozen ones ({saved['num_parameters']} before)"]

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rich.console import Console
 
+from frostline.cli.interruption import interruptible
 from frostline.errors import ConfigError, DataError, PlanMismatchError
 from frostline.integrations.hf_models.planning import for_planning_only
 from frostline.recipes import runs
 from frostline.recipes.config_checks import read_config
-from frostline.recipes.resuming import require_folder
+from frostline.recipes.resuming import require_folder, step_reached
 from frostline.recipes.standing import unfinished
 from frostline.tree import collector_paused
 
@@ -63,11 +64,10 @@ def plan(
     if as_json:
         print(planning.as_json(planned, forecast))
         return
+    print(planned.render(width=_width(), devices=forecast))
     if html is not None:
         planning.write_page(planned, forecast, html)
-        say(f"the plan is in {html}")
-        return
-    print(planned.render(width=_width(), devices=forecast))
+        say(f"the page is {html}")
     if num_examples is not None:
         assert planned.assembly.data is not None
         print()
@@ -92,10 +92,13 @@ def train(
         return
     # Before the slow part: a taken folder is known at once.
     require_folder(loaded, mode, allow_plan_change=allow_plan_change)
-    planned = runs.plan_run(loaded, say=say)
-    print(planned.render(width=_width()), flush=True)
-    print(flush=True)
-    result = runs.train_run(planned, mode=mode, allow_plan_change=allow_plan_change, console=_console(), say=say)
+    again = [str(config), *overrides, *(["--allow-plan-change"] if allow_plan_change else [])]
+    with interruptible(loaded.run_folder, again, overwrites=overwrite):
+        planned = runs.plan_run(loaded, say=say)
+        shown = planned.at_step(step_reached(loaded.run_folder)) if resume else planned
+        print(shown.render(width=_width()), flush=True)
+        print(flush=True)
+        result = runs.train_run(planned, mode=mode, allow_plan_change=allow_plan_change, console=_console(), say=say)
     _print_result(loaded.run_folder, result)
 
 

@@ -31,10 +31,10 @@ def reported(debug: bool) -> Iterator[None]:
         if debug:
             raise
         _end(error, BAD_INPUT)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         if debug:
             raise
-        _end("interrupted; a run that has a checkpoint goes on from it with --resume", INTERRUPTED)
+        _end(str(interrupt) or "interrupted", INTERRUPTED)
     except BrokenPipeError:
         # What is left cannot be written anywhere; without this the interpreter tries, and complains, at its exit.
         with suppress(OSError, ValueError):

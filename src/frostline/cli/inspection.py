@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -77,6 +78,7 @@ def _describe_checkpoint(directory: Path, check: bool) -> list[str]:
         f"step       {manifest.step}",
         f"base       {base.name_or_path or 'handed in'} ({identity})",
         f"plan       {manifest.plan_digest[:8]}" + (f", phase {manifest.phase}" if manifest.phase else ""),
+        f"size       {_describe_size(manifest.files)}",
         f"made with  {', '.join(f'{name} {version}' for name, version in sorted(manifest.versions.items()))}",
     ]
     lines += [f"note       {note}" for note in manifest.notes]
@@ -89,6 +91,16 @@ def _describe_checkpoint(directory: Path, check: bool) -> list[str]:
             _describe_tensors("state", read_tensors(file), file, check)  # for its check
         lines.append("check      every file is as written, every value of the optimizer's state is finite")
     return lines
+
+
+def _describe_size(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """`1,234 bytes: trained part 200, optimizer 400, everything else 634`; the rest is tokenizer and records."""
+    sizes = {"trained part": 0, "optimizer": 0, "everything else": 0}
+    for name, entry in files.items():
+        is_part = name.startswith(("adapter/", "trained/")) and name.endswith(".safetensors")
+        part = "trained part" if is_part else "optimizer" if name.startswith("state/optimizer") else "everything else"
+        sizes[part] += int(entry["bytes"])
+    return f"{sum(sizes.values()):,} bytes: " + ", ".join(f"{part} {size:,}" for part, size in sizes.items())
 
 
 def _describe_adapter(directory: Path, check: bool) -> list[str]:

@@ -15,6 +15,7 @@ from frostline.recipes import runs
 from frostline.recipes.config_checks import read_config
 from frostline.trainability import diff_plans, fold_differences
 from frostline.trainability.screen.page import PAGE_MARK
+from frostline.trainability.screen.report import summary_lines
 
 if TYPE_CHECKING:
     from frostline.trainability import Forecast
@@ -121,7 +122,13 @@ def comparison(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, as_json: b
             "digest": ours["digest"],
             "other_digest": theirs["digest"],
             "differences": [
-                {"sign": line.sign, "path": line.path, "num_parameters": line.count, "what": line.what}
+                {
+                    "sign": line.sign,
+                    **({} if line.phase is None else {"phase": line.phase}),
+                    "path": line.path,
+                    "num_parameters": line.count,
+                    "what": line.what,
+                }
                 for line in differences
             ],
         }
@@ -133,11 +140,13 @@ def comparison(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, as_json: b
 
 def as_json(planned: runs.PlannedRun, devices: Forecast | None) -> str:
     """What to print for `--json`."""
+    notes, _ = summary_lines(planned.plan, planned.facts, memory=planned.memory, devices=devices)
     record = {
         **planned.plan.to_json(),
+        "notes": notes,
         "memory": planned.memory.to_json(),
         **({"devices": devices.to_json()} if devices is not None else {}),
-        "facts": dict(planned.facts),
+        "facts": {key: text for key, text in planned.facts.items() if key.partition(" ")[0] != "note"},
     }
     return json.dumps(record, indent=1)
 

@@ -68,8 +68,8 @@ _EXPLANATIONS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "parsing a block mapping",
-        "this line belongs to no mapping: its indentation fits none, or something follows a closed value",
-        "indent keys of the same mapping by the same number of spaces, and nothing after a closing quote",
+        "this line belongs to no mapping: its indentation fits none",
+        "indent keys of the same mapping by the same number of spaces",
     ),
     (
         "parsing a block collection",
@@ -89,6 +89,8 @@ _EXPLANATIONS: tuple[tuple[str, str, str], ...] = (
 )
 # The parser marks the end of the file for these; the opening quote or bracket is what the reader needs.
 _BLAME_THE_OPENING = ("quoted scalar", "parsing a flow")
+
+_CLOSING = ("'", '"', "]", "}")  # what a value on the shown line may be closed with
 
 
 def explain(error: YAMLError, text: str, file: str) -> Problem:
@@ -115,6 +117,9 @@ def explain(error: YAMLError, text: str, file: str) -> Problem:
     for part, meaning, fix in _EXPLANATIONS:
         if part in said:
             found = re.search(r"character ('.*?'|\".*?\")", said)
+            if part == "parsing a block mapping" and any(mark in shown for mark in _CLOSING):
+                meaning += ", or something follows a closed value"
+                fix += ", and nothing after a closing quote or bracket"
             meaning = meaning.replace("{found}", f"`{found[1][1:-1]}`" if found else "it")
             return Problem(f"not valid YAML{shown}", str(Origin("", file, line)), meaning, fix)
     return Problem(

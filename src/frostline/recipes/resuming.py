@@ -40,6 +40,21 @@ def require_folder(
                 require_same_config(run, loaded, allow_plan_change=allow_plan_change)
 
 
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint of the run in `folder`; None where there is none, or no run."""
+    return RunFolder.read(folder).latest() if (folder / "checkpoints").is_dir() else None
+
+
+def step_reached(folder: Path) -> int:
+    """Steps that the newest checkpoint of the run in `folder` has done; 0 where there is none.
+
+    Raises:
+        CheckpointError: its manifest cannot be read.
+    """
+    newest = newest_checkpoint(folder)
+    return 0 if newest is None else Manifest.read(newest).step
+
+
 def require_same_config(run: RunFolder, loaded: LoadedConfig, *, allow_plan_change: bool = False) -> None:
     """Refuse to resume with a config that would compute something else.
 

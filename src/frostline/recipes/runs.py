@@ -86,6 +86,10 @@ class PlannedRun:
         """The first screen: table, sums, data, steps, notes; with `devices` the bytes on each of a group."""
         return self.plan.render(self.facts, width=width, memory=self.memory, devices=devices)
 
+    def at_step(self, step: int) -> PlannedRun:
+        """The same run, looked at before optimizer step `step`: with the phase in force that is in force there."""
+        return replace(self, plan=self.plan.in_phase(self.plan.phase_at(step)))
+
     def forecast(self, *, dp_replicate_size: int = 1, dp_shard_size: int = 1, tp_size: int = 1) -> Forecast:
         """Bytes on each device of a group, for this config's optimizer and number formats.
 

@@ -16,9 +16,9 @@ from frostline.trainability.proof.prove import Prover
 from frostline.trainability.reach import Reach, reach_of
 from frostline.trainability.resolve import resolve_plan
 from frostline.trainability.rules import FreezeRules, parse_freeze_config
-from frostline.trainability.screen.difference import Difference, diff_plans, fold_differences
+from frostline.trainability.screen.difference import Difference, diff_phases, diff_plans, fold_differences
 from frostline.trainability.screen.forecast import Forecast
-from frostline.trainability.screen.phase_lines import describe_phase, diff_phases, phases_to_json
+from frostline.trainability.screen.phase_lines import describe_phase, phases_to_json
 from frostline.trainability.trained_rows import named_in_rows, show_rows
 
 __all__ = [

@@ -78,3 +78,12 @@ def test_the_line_is_shown() -> None:
 def test_what_a_config_cannot_hold(text: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         parse_yaml(text, "run.yaml")
+
+
+@pytest.mark.parametrize(("text", "is_closed"), [("a:\n  b: 1\n c: 2\n", False), ("a:\n  b: 'x' y\n", True)])
+def test_a_closing_quote_is_spoken_of_only_where_one_is(text: str, is_closed: bool) -> None:
+    with pytest.raises(ConfigError, match="not valid YAML") as caught:
+        parse_yaml(text, "run.yaml")
+    problem = caught.value.problems[-1]
+    assert ("closed value" in problem.possible) is is_closed
+    assert ("closing quote" in problem.fix) is is_closed

@@ -6,32 +6,36 @@ Compares plans in their JSON form, so that one may come from a file.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from frostline.trainability.screen.folding import span
-from frostline.trainability.screen.phase_lines import diff_phases
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One parameter that only one of two plans has, or that they decide differently.
+    """One parameter that only one of two plans has, or that they or one of their phases decide differently.
 
     Attributes:
         sign: `~` for decided otherwise, `-` only in the first plan, `+` only in the second.
-        path: canonical path; of several folded parameters with ranges for numbers.
+        path: canonical path; of several folded parameters with ranges for numbers; empty for what is said of a phase.
         what: the difference in words, with the rules.
         count: parameters that the line stands for.
+        phase: number of the phase that differs; None where the start does.
     """
 
     sign: str
     path: str
     what: str
     count: int = 1
+    phase: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.sign} {self.path}{f' ({self.count} parameters)' if self.count > 1 else ''}: {self.what}"
+        of = f"{self.path}{f' ({self.count} parameters)' if self.count > 1 else ''}"
+        if self.phase is None:
+            return f"{self.sign} {of}: {self.what}"
+        return f"{self.sign} phase {self.phase}: {of}{' ' * bool(of)}{self.what}"
 
 
 def diff_plans(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Difference]:
@@ -54,10 +58,35 @@ def diff_plans(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Diffe
         for path, entry in right.items()
         if path not in left
     )
-    for line in diff_phases(ours.get("phases", ()), theirs.get("phases", ())):
-        name, _, what = line[2:].partition(": ")
-        found.append(Difference(line[0], name, what))
+    return [*found, *diff_phases(ours.get("phases", ()), theirs.get("phases", ()))]
+
+
+def diff_phases(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[Difference]:
+    """Differences between phases in their JSON form: of what both have, and all that a phase of only one does."""
+    found: list[Difference] = []
+    for number in range(1, max(len(ours), len(theirs)) + 1):
+        left = ours[number - 1] if number <= len(ours) else None
+        right = theirs[number - 1] if number <= len(theirs) else None
+        if left is None or right is None:
+            sign, alone = ("-", left) if right is None else ("+", right)
+            assert alone is not None
+            rate = "" if alone["lr"] is None else f", lr {alone['lr']:g}"
+            found.append(Difference(sign, "", f"at {alone['at']}{rate}", 0, number))
+        else:
+            found.extend(
+                Difference("~", "", f"{key} {_shown(left[key])} -> {_shown(right[key])}", 0, number)
+                for key in ("at", "lr")
+                if left[key] != right[key]
+            )
+        for key, verb in (("thaws", "starts to train"), ("freezes", "freezes")):
+            before, after = (() if side is None else side[key] for side in (left, right))
+            for sign, these, those in (("-", before, set(after)), ("+", after, set(before))):
+                found.extend(Difference(sign, path, verb, 1, number) for path in these if path not in those)
     return found
+
+
+def _shown(value: Any) -> str:
+    return "that of the phase before" if value is None else str(value)
 
 
 def fold_differences(differences: Iterable[Difference], parameters: Iterable[str] = ()) -> list[Difference]:
@@ -67,7 +96,15 @@ def fold_differences(differences: Iterable[Difference], parameters: Iterable[str
         differences: of `diff_plans`.
         parameters: canonical paths of both plans. A module of which every parameter differs alike is one line, then.
     """
-    lines = _fold_modules(list(differences), set(parameters))
+    by_phase: dict[int | None, list[Difference]] = {}
+    for line in differences:
+        by_phase.setdefault(line.phase, []).append(line)
+    known = set(parameters)
+    return [line for lines in by_phase.values() for line in _fold(lines, known)]
+
+
+def _fold(lines: list[Difference], parameters: set[str]) -> list[Difference]:
+    lines = _fold_modules(lines, parameters)
     while True:
         folded = _fold_last_number(lines)
         if len(folded) == len(lines):

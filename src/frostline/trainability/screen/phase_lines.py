@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from frostline.config.wording import shorten_names
@@ -15,7 +15,12 @@ _MAX_NAMES = 4
 
 
 def phase_lines(plan: TrainabilityPlan) -> Iterator[str]:
-    """One line a phase: when, what starts and stops to train, how much trains then, and the rate if it changes."""
+    """One line a phase: when, what starts and stops to train, how much trains then, and the rate if it changes.
+
+    Before them, where it is not the start that is in force, a line that says which phase the table belongs to.
+    """
+    if plan.phase:
+        yield f"{plan.phase} in force: the table and `trains` are those of this phase"
     elements = {path: decision.num_elements for path, decision in plan.decisions.items()}
     for number, phase in enumerate(plan.phases, start=1):
         trained = sum(elements[entry.path] for entry in phase.decisions if entry.trains)
@@ -74,25 +79,3 @@ def phases_to_json(phases: Sequence[Phase]) -> list[dict[str, Any]]:
         }
         for phase in phases
     ]
-
-
-def _shown(value: Any) -> str:
-    return "that of the phase before" if value is None else str(value)
-
-
-def diff_phases(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line for each difference between phases in their JSON form."""
-    lines: list[str] = []
-    for number, (left, right) in enumerate(zip(ours, theirs, strict=False), start=1):
-        lines.extend(
-            f"~ phase {number}: {key} {_shown(left[key])} -> {_shown(right[key])}"
-            for key in ("at", "lr")
-            if left[key] != right[key]
-        )
-        for key, verb in (("thaws", "starts to train"), ("freezes", "freezes")):
-            before, after = set(left[key]), set(right[key])
-            lines.extend(f"- phase {number}: {path} {verb}" for path in left[key] if path not in after)
-            lines.extend(f"+ phase {number}: {path} {verb}" for path in right[key] if path not in before)
-    lines.extend(f"- phase {number}: at {ours[number - 1]['at']}" for number in range(len(theirs) + 1, len(ours) + 1))
-    lines.extend(f"+ phase {number}: at {theirs[number - 1]['at']}" for number in range(len(ours) + 1, len(theirs) + 1))
-    return lines

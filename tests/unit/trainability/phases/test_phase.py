@@ -262,8 +262,14 @@ def test_the_screen_json_and_diff_tell_the_phases() -> None:
         "- phase 1: layers.2.norm.weight starts to train",
         "- phase 1: layers.2.norm.bias starts to train",
         "- phase 2: at epoch 2",
+        "- phase 2: head.weight freezes",
+        "- phase 2: head.bias freezes",
     ]
-    assert other.diff(plan)[-1] == "+ phase 2: at epoch 2"
+    assert other.diff(plan)[-3:] == [
+        "+ phase 2: at epoch 2",
+        "+ phase 2: head.weight freezes",
+        "+ phase 2: head.bias freezes",
+    ]
     unset = plan_with({**LAST, "at": {"epoch": 1}})
     assert unset.diff(plan)[0] == "~ phase 1: lr that of the phase before -> 0.0001"
     assert plan.diff(plan.in_phase(0)) == []

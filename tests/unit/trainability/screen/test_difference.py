@@ -50,6 +50,29 @@ def test_a_module_that_differs_as_a_whole_is_one_line_and_one_that_does_not_is_n
     assert sum(line.count for line in lines) == len(every)
 
 
+def test_a_phase_that_only_one_plan_has_says_all_that_it_does_folded() -> None:
+    """Row 37: when, which rate, what starts, what freezes; of equal phases nothing, of unequal ones the difference."""
+
+    def plan(*phases: object) -> dict[str, object]:
+        return resolve(encoder(), freeze_config={"freeze_modules": ["layers"], "phases": list(phases)}).to_json()
+
+    thaw = {"at": {"step": 10}, "unfreeze_modules": ["layers"], "freeze_modules": ["head"], "lr": 1e-4}
+    ours, theirs = plan(), plan(thaw)
+    every = diff_plans(ours, theirs)
+    lines = fold_differences(every, ours["parameters"])  # type: ignore[arg-type]
+    assert list(map(str, lines)) == [
+        "+ phase 1: at step 10, lr 0.0001",
+        "+ phase 1: layers (12 parameters) starts to train",
+        "+ phase 1: head (2 parameters) freezes",
+    ]
+    assert sum(line.count for line in lines) == sum(line.count for line in every) == 14
+    assert {line.phase for line in lines} == {1}
+    last = plan({**thaw, "unfreeze_modules": ["layers.1", "layers.2"]})
+    assert list(map(str, fold_differences(diff_plans(theirs, last), ours["parameters"]))) == [  # type: ignore[arg-type]
+        "- phase 1: layers.0 (4 parameters) starts to train"
+    ]
+
+
 def test_what_only_one_has_comes_with_its_rule_and_shapes_with_both() -> None:
     ours = resolve(encoder(), peft=LoRA(rank=2, target_modules=["linear"]))
     theirs = resolve(encoder(), peft=LoRA(rank=3, target_modules=["linear", "head"]))

@@ -15,7 +15,7 @@ import torch
 
 from frostline.trainability.decision import Rule
 from frostline.trainability.screen.folding import Entry, Part, fold
-from frostline.trainability.screen.phase_lines import phase_lines
+from frostline.trainability.screen.phase_lines import describe_start, phase_lines
 from frostline.trainability.screen.report import summary_lines
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def page_data(
         "numTrainable": plan.num_trainable,
         "numTotal": plan.num_total,
         "when": _when(plan),
+        "phases": [describe_start(phase) for phase in plan.phases],
         "optimizer": facts.get("optimizer", "AdamW"),
         "facts": [
             *([key, text] for key, text in lines.items() if key not in ("trains", "memory", "device")),

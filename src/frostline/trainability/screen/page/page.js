@@ -22,19 +22,33 @@
   });
 
   // Sums of each distinct part, made once: parts come after all that they are made of.
-  const zero = () => ({ elements: 0, trained: 0, bytes: 0, params: 0, by: {}, rules: new Map(), conditional: false, later: false, tied: false, noted: false, log: 0 });
+  const zero = () => ({ elements: 0, trained: 0, bytes: 0, params: 0, by: {}, rules: new Map(), conditional: false, later: false, tied: false, noted: false, log: 0, numConditional: 0, numLater: 0, phases: new Map() });
   function add(sums, other, times) {
-    for (const key of ["elements", "trained", "bytes", "params"]) sums[key] += other[key] * times;
+    for (const key of ["elements", "trained", "bytes", "params", "numConditional", "numLater"]) sums[key] += other[key] * times;
     for (const key in other.by) sums.by[key] = (sums.by[key] || 0) + other.by[key] * times;
     for (const [rule, count] of other.rules) sums.rules.set(rule, (sums.rules.get(rule) || 0) + count * times);
+    for (const [phases, count] of other.phases) sums.phases.set(phases, (sums.phases.get(phases) || 0) + count * times);
     for (const key of ["conditional", "later", "tied", "noted"]) sums[key] = sums[key] || other[key];
+  }
+  const mayWait = entry => !!entry.conditional && (!!entry.trains || entry.phases.length > 0);
+  // "starts in phase 1 (step 50), freezes in phase 2 (step 80)"
+  function phaseWords(phases) {
+    const words = [];
+    data.phases.forEach((start, index) => {
+      const [before, now] = [phases.includes(index), phases.includes(index + 1)];
+      if (index === 0 && before) words.push("trains at the start");
+      if (before !== now) words.push(`${now ? "starts" : "freezes"} in phase ${index + 1} (${start})`);
+    });
+    return words.join(", ");
   }
   const ofEntry = entries.map(entry => ({
     elements: entry.elements, trained: entry.trained, bytes: entry.bytes, params: entry.isAlias ? 0 : 1,
     by: entry.isAlias ? {} : entry.rows
       ? { trained: entry.trained, frozen: entry.elements - entry.trained } : { [entry.state]: entry.elements },
     rules: new Map(entry.isAlias ? [] : [[entry.rule, 1]]),
-    conditional: !!entry.conditional && (!!entry.trains || entry.phases.length > 0), later: entry.phases.length > 0, tied: entry.ties.length > 0, noted: !!entry.note,
+    numConditional: !entry.isAlias && mayWait(entry) ? 1 : 0, numLater: !entry.isAlias && entry.phases.length ? 1 : 0,
+    phases: new Map(entry.isAlias || !entry.phases.length ? [] : [[phaseWords(entry.phases), 1]]),
+    conditional: mayWait(entry), later: entry.phases.length > 0, tied: entry.ties.length > 0, noted: !!entry.note,
     log: entry.isAlias ? 3 : 1.2 + Math.log10(1 + entry.elements),
   }));
   const many = count => count === 1 ? 1 : 1 + Math.log2(count) / 3;
@@ -151,7 +165,7 @@
       const what = entry.kind === "adapter" ? "adapter" : entry.kind === "new" ? "new: not in the base files" : "base";
       const trains = !entry.trains ? (entry.phases.length ? "not at the start" : "no, frozen") : entry.rows ? `${comma(entry.rows[0])} rows, ${entry.rows[1]} to ${entry.rows[2]}` : "yes";
       lines.push(["trains", `${trains} (${what}${entry.conditional ? ", conditional: may stay without a gradient" : ""})`]);
-      if (entry.phases.length) lines.push(["phases", `trains ${entry.phases.map(phase => phase ? `in phase ${phase}` : "at the start").join(", ")}`]);
+      if (entry.phases.length) lines.push(["phases", phaseWords(entry.phases)]);
       lines.push(["rule", ruleText(entry.rule)]);
       if (entry.ties.length) lines.push(["tied", `${entry.isAlias ? "another name of" : "one tensor with"} ${tiesOf(node).join(", ")}${entry.isAlias ? "; counted there" : ""}`]);
       if (entry.note) lines.push(["note", entry.note]);
@@ -162,7 +176,9 @@
       const rules = [...sums.rules.entries()];
       rules.slice(0, 5).forEach(([rule, count], i) => lines.push([i ? "" : "rules", `${comma(count * node.times)} by ${ruleText(rule).replace("\n", ": ")}`]));
       if (rules.length > 5) lines.push(["", `and ${rules.length - 5} more`]);
-      if (sums.later) lines.push(["phases", "holds parameters that train in some phases only"]);
+      const phases = [...sums.phases.entries()];
+      phases.slice(0, 4).forEach(([words, count], i) => lines.push([i ? "" : "phases", `${sums.numLater === sums.params && phases.length === 1 ? "" : `${comma(count * node.times)} of ${comma(sums.params * node.times)} parameters: `}${words}`]));
+      if (phases.length > 4) lines.push(["", `and ${phases.length - 4} more`]);
       if (sums.tied) lines.push(["tied", "holds a tensor that has another name too"]);
       if (sums.noted) lines.push(["note", "holds a parameter with a note"]);
     }
@@ -230,10 +246,12 @@
       }
       box.cell = cell;
       cell.node = node;
+      // Stripes say what is true of the whole cell: a module of which only a part is affected has none.
+      const sums = sumsOf(node), isWholly = (flag, count) => sums[flag] && (entry || (style !== "mixed" && sums[count] === sums.params));
       const style = stateOf(node), entry = node.entry !== null ? entries[node.entry] : null;
       const isHit = state.hits && state.hits.has(key), isDim = (state.hits && !isHit) || (state.only.size && !matchesLegend(node));
-      cell.className = ["cell", entry && entry.rows ? "rows" : style, sumsOf(node).conditional && (entry || style !== "mixed") && "conditional",
-        entry && entry.isAlias && "ghost", sumsOf(node).later && (entry || style !== "mixed") && "later", box.height < 6 && "thin", isDim && "dim", isHit && state.hits.get(key) === "self" && "hit"].filter(Boolean).join(" ");
+      cell.className = ["cell", entry && entry.rows ? "rows" : style, isWholly("conditional", "numConditional") && "conditional",
+        entry && entry.isAlias && "ghost", isWholly("later", "numLater") && "later", box.height < 6 && "thin", isDim && "dim", isHit && state.hits.get(key) === "self" && "hit"].filter(Boolean).join(" ");
       const gap = box.height > 8 ? 2 : box.height > 4 ? 1 : 0;
       Object.assign(cell.style, { left: `${box.left}px`, top: `${box.top}px`, width: `${Math.max(box.width - 2, 2)}px`, height: `${Math.max(box.height - gap, 1)}px` });
       cell.tabIndex = key === active ? 0 : -1;
@@ -260,13 +278,14 @@
           element("i", null, strip, kind).style.flexGrow = String(state.scale === "linear" ? share : Math.sqrt(share));
         }
     }
-    if (box.height < 12) return;
+    if (box.height < 12) return;  // less than a line of the smallest letters
     const isHigh = box.height > (style === "mixed" ? 60 : 44);
     const text = element("div", null, cell, isHigh ? "text high" : box.height < 19 ? "text low" : "text");
     element("b", node.label, text);
     if (node.count > 1) badge(text, `×${node.count}`, `Unfold ${node.count} equal blocks`, () => toggle(node));
     else if (node.group && node.parent) badge(text, "fold", "Fold the equal blocks again", () => toggle(node));
-    const marks = [sums.tied && "⇄ tied", node.entry !== null && sums.noted && "✎ note", node.entry !== null && entries[node.entry].kind === "new" && "NEW"].filter(Boolean);
+    const isPartlyLater = node.entry === null && sums.later && (style === "mixed" || sums.numLater < sums.params);
+    const marks = [isPartlyLater && "part in phases", sums.tied && "⇄ tied", node.entry !== null && sums.noted && "✎ note", node.entry !== null && entries[node.entry].kind === "new" && "NEW"].filter(Boolean);
     const counts = node.entry !== null ? `${entries[node.entry].shape.join("×")}` : short(sums.elements * node.times);
     const trains = node.entry === null && sums.trained && sums.trained < sums.elements ? `, ${short(sums.trained * node.times)} train` : "";
     if (!isHigh) { element("span", [counts + trains, ...marks].join(" · "), text); return; }
