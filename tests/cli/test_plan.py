@@ -280,3 +280,16 @@ def test_a_page_comes_beside_the_screen(bench: Any) -> None:
     outcome = bench.run("plan", "config.yaml", "--html", "plan.html")
     assert outcome.out == planned(bench, "config.yaml")
     assert "the page is plan.html\n" in outcome.err
+
+
+def test_a_comparison_for_scripts_names_the_phase_that_differs(bench: Any) -> None:
+    block = {"freeze_modules": ["bert"]}
+    phases = [{"at": {"step": 1}, "unfreeze_modules": [{"layers": "1"}], "lr": 1e-4}]
+    bench.config("one.yaml", peft=None, freeze_config=block)
+    bench.config("two.yaml", peft=None, freeze_config={**block, "phases": phases})
+    assert planned(bench, "one.yaml", "--diff", "two.yaml").splitlines() == [
+        "+ phase 1: at step 1, lr 0.0001",
+        "+ phase 1: bert.encoder.layer.1 (16 parameters) starts to train",
+    ]
+    record = json.loads(planned(bench, "one.yaml", "--diff", "two.yaml", "--json"))
+    assert [(line["phase"], line["num_parameters"]) for line in record["differences"]] == [(1, 0), (1, 16)]
