@@ -121,6 +121,7 @@ def _joined(before: Rule, rule: Rule) -> Rule:
 
 
 def rows_of_new_tensors(tree: ModuleTree, chosen: Iterable[Selected], new: frozenset[str]) -> Iterable[Problem]:
+    """Rows of what the base files do not hold: there is no table that they could be laid over."""
     ties = {index: names for names in tree.names_of_tensor.values() for index in names}
     for selector, selection in chosen:
         if not selector.has_rows or not new:
@@ -187,6 +188,7 @@ def decide_all(
     built_flags: Mapping[str, bool] | None,
     conditional: Conditional,
 ) -> Iterable[Decision]:
+    """The decision for each tensor, once, in definition order; trained rows right behind their table."""
     aliases = {first: names[1:] for first, names in tree.names_of_tensor.items()}
     repeated = {index for names in aliases.values() for index in names}
     may_wait = conditional.mask

@@ -17,6 +17,7 @@ _MAX_NAMES = 5
 
 
 def untrainable(stages: Sequence[Sequence[Decision]]) -> list[Problem]:
+    """Tensors that are to train in numbers that cannot take the steps of an optimizer."""
     trained = {decision.path: decision for stage in reversed(stages) for decision in stage if decision.trains}
     return [
         Problem(
@@ -37,6 +38,7 @@ def _never_trained(stages: Sequence[Sequence[Decision]]) -> list[Decision]:
 
 
 def frozen_new(stages: Sequence[Sequence[Decision]], rules: FreezeRules) -> list[Problem]:
+    """New tensors that no phase trains, unless that is meant: they would stay as they were drawn."""
     if rules.allow_frozen_new:
         return []
     frozen = [entry for entry in _never_trained(stages) if _is_frozen_new(entry)]
@@ -62,6 +64,7 @@ def _is_frozen_new(decision: Decision) -> bool:
 
 
 def nothing_trains(decisions: Sequence[Decision], rules: FreezeRules) -> Problem:
+    """The empty trainable set, with the rules that made it so."""
     by_rule: dict[str, int] = {}
     for decision in decisions:
         by_rule[str(decision.rule)] = by_rule.get(str(decision.rule), 0) + 1
@@ -78,6 +81,7 @@ def plan_notes(
     rules: FreezeRules,
     chosen: Sequence[Selected],
 ) -> Iterable[str]:
+    """What the decisions alone do not show: what a model built otherwise, ties, idle entries, modes."""
     decisions = stages[0]
     thawed = list(
         dict.fromkeys(entry.path for stage in stages for entry in stage if entry.note == THAWED_ALTHOUGH_FROZEN)
