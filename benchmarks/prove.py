@@ -4,8 +4,9 @@
 
 Two copies of one model take the same steps, in turn and in changing order, so that a machine whose speed drifts slows
 both. All that the proof does is in the clock: remembering the frozen part, the watched steps, one look before a
-checkpoint, the comparison at the end. Reported are the ratio with / without, and the share of the run that was spent
-in calls of the prover (the steadier number on a busy machine).
+checkpoint, the comparison at the end. Reported are the ratio with / without; the same ratio of two runs neither of
+which proves anything, to tell how far such a ratio is off on this machine; and the share of the run that was spent in
+calls of the prover, the steadier number. From pair to pair the side that proves is built first or second.
 """
 
 from __future__ import annotations
@@ -94,9 +95,9 @@ class Side:
 NEW = ("classifier.weight", "classifier.bias")
 
 
-def compare(case: str, num_steps: int, batch: int) -> tuple[float, float, float]:
-    """Ratio with / without, share of the run inside the prover, seconds of the run without."""
-    sides = [Side(case, True, batch), Side(case, False, batch)]
+def compare(case: str, num_steps: int, batch: int, proves: tuple[bool, bool]) -> tuple[float, float, float]:
+    """Seconds of the first side / seconds of the second, the second's seconds, and seconds inside the prover."""
+    sides = [Side(case, each, batch) for each in proves]
     for side in sides:
         side.step(-1 & 0xFFFF)  # warms up threads and memory: not counted
         side.seconds = 0.0
@@ -106,8 +107,21 @@ def compare(case: str, num_steps: int, batch: int) -> tuple[float, float, float]
             side.step(number)
     for side in sides:
         side.end()
-    proved, plain = sides
-    return proved.seconds / plain.seconds, proved.in_prover / plain.seconds, plain.seconds
+    first, second = sides
+    return first.seconds / second.seconds, second.seconds, first.in_prover + second.in_prover
+
+
+def measure(case: str, num_steps: int, batch: int, pair: int) -> tuple[float, float, float, float]:
+    """Ratio with / without, ratio without / without, share of the run inside the prover, seconds of a run."""
+    first = pair % 2 == 0
+    ratio, seconds, inside = compare(case, num_steps, batch, (first, not first))
+    control, _, _ = compare(case, num_steps, batch, (False, False))
+    return ratio if first else 1 / ratio, control, inside / seconds, seconds
+
+
+def spread(values: list[float]) -> str:
+    """`median (min to max)`."""
+    return f"{statistics.median(values):.4f} ({min(values):.4f} to {max(values):.4f})"
 
 
 def main() -> None:
@@ -119,12 +133,12 @@ def main() -> None:
     parser.add_argument("--case", choices=[*CASES, "all"], default="all")
     arguments = parser.parse_args()
     print(f"{arguments.steps} steps of {arguments.batch} x {SEQUENCE} tokens, {torch.get_num_threads()} threads")
-    print(f"{'':<6}{'run, s':>10}{'with / without':>28}{'inside the prover':>20}")
+    print(f"{'':<6}{'run, s':>8}{'with / without':>28}{'without / without':>28}{'inside the prover':>20}")
     for case in CASES if arguments.case == "all" else [arguments.case]:
-        results = [compare(case, arguments.steps, arguments.batch) for _ in range(arguments.pairs)]
-        ratios, shares, seconds = (list(column) for column in zip(*results, strict=True))
-        spread = f"{statistics.median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f})"
-        print(f"{case:<6}{statistics.median(seconds):>10.1f}{spread:>28}{statistics.median(shares):>20.2%}")
+        results = [measure(case, arguments.steps, arguments.batch, pair) for pair in range(arguments.pairs)]
+        ratios, controls, shares, seconds = (list(column) for column in zip(*results, strict=True))
+        columns = f"{spread(ratios):>28}{spread(controls):>28}{statistics.median(shares):>20.2%}"
+        print(f"{case:<6}{statistics.median(seconds):>8.1f}{columns}", flush=True)
 
 
 if __name__ == "__main__":

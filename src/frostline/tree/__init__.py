@@ -6,7 +6,7 @@ Knows only `torch.nn`: nothing of selectors, plans or adapters.
 from frostline.tree.collector import collector_paused
 from frostline.tree.dtypes import update_dtype
 from frostline.tree.flags import set_trainable
-from frostline.tree.hashing import tensor_checksum, tensor_checksums, tensor_digest
+from frostline.tree.hashing import tensor_checksum, tensor_checksums
 from frostline.tree.local import is_distributed, is_trainable_dtype, local_parts, stored_dtype
 from frostline.tree.tree import BufferRef, ModuleRef, ModuleTree, ParamRef, PlannedParam
 from frostline.tree.walk import (
@@ -52,7 +52,6 @@ __all__ = [
     "stored_dtype",
     "tensor_checksum",
     "tensor_checksums",
-    "tensor_digest",
     "unwrap",
     "update_dtype",
     "wrapped_child",

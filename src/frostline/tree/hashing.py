@@ -1,9 +1,9 @@
-"""A digest, and a cheap checksum, of a tensor's exact bits."""
+"""A cheap checksum of a tensor's exact bits."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import torch
@@ -11,36 +11,30 @@ from torch import Tensor
 
 from frostline.tree.local import local_parts
 
-_CHUNK_ELEMENTS = 1 << 24  # bounds the host copy of a tensor on an accelerator
 _WORDS = 1 << 15  # 64-bit words that are weighted at once: what fits into a cache, and the same on every device
+_WORTH_THREADS = 1 << 20  # elements: below, starting threads takes longer than the sums
 _BLOCK = 1 << 9  # chunks of so many words at once on an accelerator, which bounds the copy there
 
 
-def tensor_digest(tensor: Tensor) -> str:
-    """Hex digest (BLAKE2b, 128 bits) of the raw bytes of `tensor` in row-major order; dtype and shape are not in it.
-
-    Equal digests mean bit-identical values, `-0.0` and NaN payloads included. A tensor on the meta device has no bits:
-    its digest is that of nothing. Of a sharded tensor this process hashes its own shard: nothing is communicated.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for part in local_parts(tensor):
-        if part.device.type != "meta" and part.numel():
-            flat = part.reshape(-1)
-            for start in range(0, flat.numel(), _CHUNK_ELEMENTS):
-                chunk = flat[start : start + _CHUNK_ELEMENTS].cpu().contiguous()
-                digest.update(chunk.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
 def tensor_checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """`tensor_checksum` of each, read from each device at once; what lies on the meta device has none."""
+    """`tensor_checksum` of each, read from each device at once; what lies on the meta device has none.
+
+    What lies in the host's memory is read by as many threads as torch computes with.
+    """
     by_device: dict[torch.device, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         if tensor.device.type != "meta":
-            by_device.setdefault(tensor.device, {})[name] = tensor_checksum(tensor)
+            by_device.setdefault(tensor.device, {})[name] = tensor
     found: dict[str, int] = {}
-    for sums in by_device.values():  # one transfer to the host for each device, instead of one for each tensor
-        found.update(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
+    for device, group in by_device.items():
+        num_threads = torch.get_num_threads() if device.type == "cpu" else 1
+        if num_threads > 1 and sum(tensor.numel() for tensor in group.values()) >= _WORTH_THREADS:
+            with ThreadPoolExecutor(num_threads) as pool:
+                sums = list(pool.map(tensor_checksum, group.values()))
+        else:
+            sums = [tensor_checksum(tensor) for tensor in group.values()]
+        # One transfer to the host for each device, instead of one for each tensor.
+        found.update(zip(group, torch.stack(sums).tolist(), strict=True))
     return {name: found[name] for name in tensors if name in found}
 
 
@@ -48,9 +42,9 @@ def tensor_checksum(tensor: Tensor) -> Tensor:
     """Weighted sum of the raw bytes of `tensor`, taken as 64-bit integers that wrap around: a scalar on its device.
 
     Multilinear hashing: each word has an odd weight of its own, drawn by its place. One pass near the speed of memory,
-    on the device, so far cheaper than `tensor_digest`. A change within one word always changes it; any other change,
-    and any exchange of places, leaves it as it was with a chance of about 2^-63. It is no defence against a forger.
-    Of a sharded tensor this process's own shard counts.
+    on the device. A change within one word always changes it (`-0.0` and the payload of a NaN are bits too); any other
+    change, and any exchange of places, leaves it as it was with a chance of about 2^-63. It is no defence against a
+    forger. Of a sharded tensor this process's own shard counts, of one in another layout its row-major order.
     """
     parts = local_parts(tensor)
     if len(parts) != 1:  # the pieces of a packed tensor
@@ -76,14 +70,15 @@ def _sum_of_chunks(words: Tensor) -> Tensor:
     num_rows, rest = divmod(words.numel(), _WORDS)
     rows = words[: num_rows * _WORDS].view(num_rows, _WORDS)
     if words.device.type == "cpu":
-        product = torch.empty_like(weights)  # stays in the cache: the words are read once, nothing is written
-        sums = [torch.mul(row, weights, out=product).sum() for row in rows]
+        sums = [torch.mv(rows, weights)]  # reads the words once and writes nothing; accelerators have it not
     else:
         sums = [(block * weights).sum(dim=1) for block in rows.split(_BLOCK)]
     if rest:
         sums.append((words[-rest:] * weights[:rest]).sum())
     joined = torch.cat([part.reshape(-1) for part in sums])
-    return (joined * _draw(joined.numel(), words.device, 3)).sum()
+    few = joined.numel() <= _WORDS
+    ranks = _weights(_WORDS, words.device, 3)[: joined.numel()] if few else _draw(joined.numel(), words.device, 3)
+    return (joined * ranks).sum()
 
 
 @cache

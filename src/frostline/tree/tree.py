@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import count
+from operator import attrgetter
 
 import torch
 from torch import nn
@@ -120,21 +122,22 @@ class ModuleTree:
         tree = cls()
         modules, params = tree.modules, tree.params
         at_rest = parameters_at_rest(model)
-        open_modules: list[int] = []  # indices of the ancestors of the module at hand
-        for path, module, depth in walk_modules(model):
-            index = len(modules)
-            while len(open_modules) > depth:
-                _close(modules[open_modules.pop()], index, len(params))
-            parent = open_modules[-1] if open_modules else -1
+        above: list[ModuleRef] = []  # ancestors of the module at hand
+        parents = [-1]  # index of the parent at each depth
+        inside = [False]  # whether that parent is part of an adapter
+        for index, (path, module, depth) in enumerate(walk_modules(model)):
+            start = end = len(params)
+            if depth < len(above):
+                for ref in above[depth:]:
+                    ref.end, ref.param_end = index, start
+                del above[depth:], parents[depth + 1 :], inside[depth + 1 :]
             holds_adapter, holds_rows = _marks(type(module))
-            is_adapter = holds_adapter or (parent >= 0 and modules[parent].is_adapter)
-            start = len(params)
-            if module._parameters:
-                prefix = path + "." if path else ""
-                for name, param in module._parameters.items():
+            is_adapter = holds_adapter or inside[depth]
+            if own := module._parameters:
+                for name, param in own.items():
                     if param is None:
                         continue
-                    full = prefix + name
+                    full = f"{path}.{name}" if path else name
                     if at_rest:
                         param = at_rest.get(id(param), param)
                     if type(param) is Parameter:  # nearly all: nothing to look for
@@ -145,14 +148,15 @@ class ModuleTree:
                         dtype = stored_dtype(param)
                     added = is_adapter or (holds_rows and name == TRAINED_ROWS)
                     params.append(ParamRef(full, index, param, tuple(param.shape), dtype, param.requires_grad, added))
-            if module._modules:
-                open_modules.append(index)
-                modules.append(ModuleRef(path, module, parent, is_adapter, 0, start, len(params)))
-            else:  # most modules of a large model: closed at once
                 end = len(params)
-                modules.append(ModuleRef(path, module, parent, is_adapter, index + 1, start, end, end))
-        for index in open_modules:
-            _close(modules[index], len(modules), len(params))
+            ref = ModuleRef(path, module, parents[depth], is_adapter, index + 1, start, end, end)
+            modules.append(ref)
+            if module._modules:
+                above.append(ref)
+                parents.append(index)
+                inside.append(is_adapter)
+        for ref in above:
+            ref.end, ref.param_end = len(modules), len(params)
         if len(tree.module_index) < len(modules):
             raise _ambiguous(modules)
         return tree
@@ -198,12 +202,12 @@ class ModuleTree:
     @cached_property
     def module_index(self) -> Mapping[str, int]:
         """Path -> index of the module."""
-        return {ref.path: index for index, ref in enumerate(self.modules)}
+        return dict(zip(map(_path_of, self.modules), count()))
 
     @cached_property
     def param_index(self) -> Mapping[str, int]:
         """Path -> index of the parameter."""
-        return {ref.path: index for index, ref in enumerate(self.params)}
+        return dict(zip(map(_path_of, self.params), count()))
 
     @cached_property
     def adapter_params(self) -> Sequence[int]:
@@ -264,6 +268,9 @@ class ModuleTree:
         return found
 
 
+_path_of = attrgetter("path")
+
+
 @cache
 def _marks(cls: type[nn.Module]) -> tuple[bool, bool]:
     """Whether a module of this class is part of an adapter, and whether it may hold trained rows."""
@@ -273,10 +280,6 @@ def _marks(cls: type[nn.Module]) -> tuple[bool, bool]:
 @cache
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _close(ref: ModuleRef, module_end: int, param_end: int) -> None:
-    ref.end, ref.param_end = module_end, param_end
 
 
 def _uninitialized(path: str, module: nn.Module) -> ModelError:

@@ -36,24 +36,34 @@ def canonical_named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]
 
 def walk_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
     """As `canonical_named_modules`, with the number of ancestors of each module."""
-    stack: list[tuple[str, nn.Module, frozenset[int]]] = [("", model, frozenset())]
+    model = unwrap(model)
+    yield "", model, 0
+    above = {id(model)}
+    stack = [(model, "", iter(list(model._modules.items())))]
     while stack:
-        path, module, above = stack.pop()
-        if may_wrap(type(module)):
-            module = unwrap(module)
-        if id(module) in above:
-            raise ModelError(
-                f"module {path!r} ({type(module).__name__}) contains itself",
-                where="the model",
-                possible="a module tree without cycles",
-                fix="keep the back reference outside the module tree, for example in a one-element list",
-            )
-        yield path, module, len(above)
-        if module._modules:
-            inside = above | {id(module)}
-            prefix = path + "." if path else ""
-            children = [(prefix + name, child, inside) for name, child in module._modules.items() if child is not None]
-            stack.extend(reversed(children))
+        parent, prefix, children = stack[-1]
+        depth = len(stack)
+        for name, child in children:
+            if child is None:
+                continue
+            if may_wrap(type(child)):
+                child = unwrap(child)
+            path = prefix + name
+            if id(child) in above:
+                raise ModelError(
+                    f"module {path!r} ({type(child).__name__}) contains itself",
+                    where="the model",
+                    possible="a module tree without cycles",
+                    fix="keep the back reference outside the module tree, for example in a one-element list",
+                )
+            yield path, child, depth
+            if child._modules:  # read after the caller has seen the module, who may have changed it
+                above.add(id(child))
+                stack.append((child, path + ".", iter(list(child._modules.items()))))
+                break
+        else:
+            above.discard(id(parent))
+            stack.pop()
 
 
 def canonical_named_parameters(
