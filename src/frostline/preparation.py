@@ -65,6 +65,7 @@ class _Resolved:
     tree: ModuleTree
 
 
+@collector_paused()
 def resolve(
     model: nn.Module,
     *,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -57,9 +56,9 @@ def make_plan(num_layers: int = 6, num_experts: int = 8) -> TrainabilityPlan:
     decisions = []
     for decision in plan.decisions.values():
         if "experts" in decision.path and decision.kind == "adapter":
-            decision = replace(decision, conditional=True)
+            decision = decision._replace(conditional=True)
         if decision.path == "vision.2.weight":
-            decision = replace(decision, rows=tuple(range(10, 20)), note="a note on </script> & <b>markup</b>")
+            decision = decision._replace(rows=tuple(range(10, 20)), note="a note on </script> & <b>markup</b>")
         decisions.append(decision)
     return TrainabilityPlan(
         decisions=tuple(decisions),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -37,9 +36,7 @@ class Net(nn.Module):
 def prepared(config: dict[str, Any]) -> tuple[nn.Module, TrainabilityPlan]:
     torch.manual_seed(0)
     model, plan = prepare(Net(), **config)
-    decisions = tuple(
-        dataclasses.replace(entry, conditional="experts." in entry.path) for entry in plan.decisions.values()
-    )
+    decisions = tuple(entry._replace(conditional="experts." in entry.path) for entry in plan.decisions.values())
     plan = TrainabilityPlan(decisions=decisions, modules=plan.modules, rules=plan.rules, adapters=plan.adapters)
     plan.apply(model)
     return model, plan

@@ -15,13 +15,12 @@ from frostline.config.wording import shorten_names
 from frostline.errors import AdapterError, Problem, SelectorError
 from frostline.selectors import OF_TRAINED, Selection, Selector, parse_selectors, require_matches
 from frostline.tree import ModuleTree
-from frostline.tree.records import quick_maker
 
 _MAX_NAMES = 5
 _MAX_LAYERS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would make it four times as dear
 class Target:
     """One module to adapt: index in the tree, path, and the words and place of the selector that chose it.
 
@@ -33,9 +32,6 @@ class Target:
     chosen_by: str
     origin: Origin
     conditional: bool = False
-
-
-_make_target = quick_maker(Target)
 
 
 @dataclass(frozen=True)
@@ -112,7 +108,7 @@ def find_targets(
     if problems:
         raise AdapterError.from_problems(_unique(problems))
     targets = tuple(
-        _make_target(index, tree.modules[index].path, *chosen[index], index in conditional) for index in sorted(chosen)
+        Target(index, tree.modules[index].path, *chosen[index], index in conditional) for index in sorted(chosen)
     )
     notes = [f"not adapted, {reason}: {_counted(list(dict.fromkeys(paths)))}" for reason, paths in skips.items()]
     if method.target_modules == ALL_LINEAR:

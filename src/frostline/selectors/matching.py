@@ -71,6 +71,8 @@ def find_selection(selector: Selector, tree: ModuleTree) -> Selection:
         if scope is not None:
             found = [index for index in found if scope[index]]
         for index in found:
+            if modules[index]:  # in the subtree of another match
+                continue
             ref = tree.modules[index]
             modules[index : ref.end] = b"\x01" * (ref.end - index)
             params[ref.param_start : ref.param_end] = b"\x01" * (ref.param_end - ref.param_start)

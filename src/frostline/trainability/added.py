@@ -7,7 +7,6 @@ layer) has its decision. Else it keeps its flag, or is frozen beside adapters.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from frostline.errors import SelectorError
@@ -62,7 +61,7 @@ def decide_added(
         if index in required:
             verdicts[index] = _decision(tree.params[index], False, required[index].rule)
         elif conditional[index]:
-            verdicts[index] = replace(verdicts[index], conditional=True)
+            verdicts[index] = verdicts[index]._replace(conditional=True)
     return verdicts
 
 
@@ -90,7 +89,8 @@ def _inherit(
             continue
         if not verdict.rule.is_explicit or (heir.rule.kind == "unfreeze" and not verdict.trains):
             kind = "adapter" if ref.is_adapter else heir.kind
-            verdicts[index] = replace(_decision(ref, heir.trains, heir.rule), kind=kind, conditional=heir.conditional)
+            decision = _decision(ref, heir.trains, heir.rule)
+            verdicts[index] = decision._replace(kind=kind, conditional=heir.conditional)
 
 
 def _predecessor(path: str, gone: Sequence[Decision]) -> Decision | None:
@@ -131,4 +131,4 @@ def _parent(path: str) -> str:
 
 def _decision(ref: ParamRef, trains: bool, rule: Rule) -> Decision:
     kind = "adapter" if ref.is_adapter else "base"
-    return Decision(ref.path, trains, rule, "", ref.num_elements, ref.shape, ref.dtype_name, kind)
+    return Decision(ref.path, trains, rule, "", ref.shape, ref.dtype_name, kind)

@@ -7,7 +7,7 @@ replacement below the same parent, or belong to another stage of a pipeline. Mut
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -103,7 +103,7 @@ def _decision_of(held: _Step, index: int, verdicts: Mapping[int, Decision], note
         what = f"{ref.path} ({ref.dtype_name} {list(ref.shape)})"
         if what not in held.packed_before:
             notes.append(f"packed by {held.name}: {what}")
-    return replace(chosen, path=ref.path, aliases=aliases)
+    return chosen._replace(path=ref.path, aliases=aliases)
 
 
 def _agreed(held: _Step, names: Sequence[int], verdicts: Mapping[int, Decision]) -> Decision:

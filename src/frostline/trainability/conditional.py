@@ -63,10 +63,9 @@ def find_conditional(
                 owner = tree.modules[owner].parent
             if tree.modules[owner].path in adapted:
                 tagged[index] = 1
-    for ref in tree.modules:
+    for ref in (tree.modules[index] for name in EXPERT_CONTAINERS for index in tree.modules_named.get(name, ())):
         # Fused weights of experts are one module: used whole in each step, they get zeros for what was not chosen.
-        is_named = ref.path.endswith(EXPERT_CONTAINERS) and ref.name in EXPERT_CONTAINERS
-        if is_named and isinstance(ref.module, (nn.ModuleList, nn.ModuleDict)):
+        if isinstance(ref.module, (nn.ModuleList, nn.ModuleDict)):
             experts[ref.param_start : ref.param_end] = b"\x01" * (ref.param_end - ref.param_start)
     return Conditional(tagged, experts)
 
@@ -76,7 +75,8 @@ def expert_notes(decisions: Iterable[Decision], tree: ModuleTree, conditional: C
     told = [
         entry.path
         for entry in decisions
-        if entry.trains
+        if entry.conditional
+        and entry.trains
         and (index := tree.param_index.get(entry.path)) is not None  # rows of a table are not in the tree yet
         and conditional.experts[index]
         and not conditional.tagged[index]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from frostline.config.origin import Origin
-from frostline.tree.records import quick_maker
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,14 @@ PEFT_FREEZES = Rule("baseline", "baseline: PEFT freezes the base")
 NEW_TRAINS = Rule("new", "new parameters train")
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What the plan says of one tensor.
+class Decision(NamedTuple):
+    """What the plan says of one tensor. (A named tuple: large models have tens of thousands.)
 
     Attributes:
         path: its first canonical name.
         trains: whether it learns.
         rule: the last matching entry of the winning list, or the baseline.
         note: a remark for the reader, empty for most.
-        num_elements: elements at the global shape.
         shape: global shape.
         dtype: name of the dtype when resolved, such as `float32`.
         kind: `base`, `new` (the base files do not hold it), `adapter`, or `rows` (those rows of a frozen weight that
@@ -65,7 +64,6 @@ class Decision:
     trains: bool
     rule: Rule
     note: str
-    num_elements: int
     shape: tuple[int, ...]
     dtype: str
     kind: str
@@ -73,6 +71,7 @@ class Decision:
     conditional: bool = False
     rows: tuple[int, ...] | None = None
 
-
-decide = quick_maker(Decision)
-"""`Decision(...)` with positional arguments, faster: for whole models."""
+    @property
+    def num_elements(self) -> int:
+        """Elements at the global shape."""
+        return math.prod(self.shape)

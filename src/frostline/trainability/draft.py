@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +16,6 @@ from frostline.trainability.decision import (
     PEFT_FREEZES,
     Decision,
     Rule,
-    decide,
 )
 from frostline.trainability.required import Required
 from frostline.trainability.rules import rule_of
@@ -51,7 +49,8 @@ class Draft:
 def baseline(
     tree: ModuleTree, adapters: AdapterTargets | None, new: frozenset[str], built_flags: Mapping[str, bool] | None
 ) -> Draft:
-    draft = Draft()
+    every_trains: list[bool] = []
+    rules: list[Rule] = []
     for ref in tree.params:
         if ref.is_adapter:
             trains, rule = True, _adapter_rule(tree, ref.owner, adapters)
@@ -62,10 +61,9 @@ def baseline(
         else:
             trains = built_flags.get(ref.path, ref.requires_grad) if built_flags else ref.requires_grad
             rule = BUILT_TRAINABLE if trains else BUILT_FROZEN
-        draft.trains.append(trains)
-        draft.rule.append(rule)
-    draft.turn = [0] * len(draft.rule)
-    return draft
+        every_trains.append(trains)
+        rules.append(rule)
+    return Draft(every_trains, rules, [0] * len(rules))
 
 
 def _adapter_rule(tree: ModuleTree, owner: int, adapters: AdapterTargets | None) -> Rule:
@@ -193,37 +191,29 @@ def decide_all(
     repeated = {index for names in aliases.values() for index in names}
     may_wait = conditional.mask
     for index, (ref, rule, trains) in enumerate(zip(tree.params, draft.rule, draft.trains, strict=True)):
-        if index in repeated:
-            continue
-        others = aliases.get(index, ())
-        other = tuple(tree.params[alias].path for alias in others) if others else ()
+        path, others, other = ref.path, (), ()
+        if aliases:
+            if index in repeated:
+                continue
+            others = aliases.get(index, ())
+            other = tuple(tree.params[alias].path for alias in others)
         kind = "adapter" if ref.is_adapter else "base"
-        if ref.path in new and all(name in new for name in other):
+        if path in new and all(name in new for name in other):
             kind = "new"
         note = ""
         if trains and rule.kind == "unfreeze":
-            built = built_flags.get(ref.path, ref.requires_grad) if built_flags else ref.requires_grad
+            built = built_flags.get(path, ref.requires_grad) if built_flags else ref.requires_grad
             note = "" if built else THAWED_ALTHOUGH_FROZEN
-        whole = decide(
-            ref.path,
-            trains,
-            rule,
-            note,
-            ref.num_elements,
-            ref.shape,
-            ref.dtype_name,
-            kind,
-            other,
-            # Under each of its names a tensor may be reached, so all have to be conditional.
-            bool(may_wait[index]) and all(may_wait[alias] for alias in others),
-        )
+        # Under each of its names a tensor may be reached, so all have to be conditional.
+        waits = may_wait[index] != 0 and all(may_wait[alias] for alias in others)
+        whole = Decision(path, trains, rule, note, ref.shape, ref.dtype_name, kind, other, waits)
         if index not in draft.rows:
             yield whole
             continue
         of_rest, of_rows = draft.split[index]
-        beside = replace(_rows_beside(whole, ref, draft.rows[index]), rule=of_rows)
+        beside = _rows_beside(whole, ref, draft.rows[index])._replace(rule=of_rows)
         note = f"rows {show_rows(draft.rows[index])} train, as {beside.path}"
-        yield replace(whole, trains=False, rule=of_rest, note=note)
+        yield whole._replace(trains=False, rule=of_rest, note=note)
         yield beside
 
 
@@ -232,13 +222,11 @@ def _rows_beside(whole: Decision, ref: ParamRef, rows: Rows) -> Decision:
     shape = (len(rows), *ref.shape[1:])
     names = [rows_path(name) for name in (whole.path, *whole.aliases)]
     dtype = update_dtype(ref.dtype) if ref.dtype.is_floating_point else ref.dtype
-    return replace(
-        whole,
+    return whole._replace(
         path=names[0],
         aliases=tuple(names[1:]),
         kind="rows",
         shape=shape,
-        num_elements=math.prod(shape),
         dtype=str(dtype).removeprefix("torch."),
         rows=rows,
         conditional=True,  # a batch may hold none of them

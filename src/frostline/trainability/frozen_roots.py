@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate, count
 
 from frostline.trainability.decision import Decision
 from frostline.trainability.rows import ModuleRow
@@ -28,8 +28,11 @@ def find_frozen_roots(
     # Number of modules before each index that are to follow the model, so that a subtree is judged in one step.
     follows = bytearray(len(modules))
     for phase in modes or ([row.frozen_mode for row in modules],):
-        for index, mode in enumerate(phase or repeat(None, len(modules))):
-            follows[index] |= (mode or frozen_mode) != "eval"
+        if any(phase):
+            for index, mode in enumerate(phase):
+                follows[index] |= (mode or frozen_mode) != "eval"
+        elif frozen_mode != "eval":
+            follows = bytearray(b"\x01") * len(modules)
     following = [0, *accumulate(follows)]
     roots: list[str] = []
     index = 0
@@ -48,13 +51,15 @@ def _frozen_modules(
 ) -> bytearray:
     """Mask: inside a subtree with parameters of which none trains. A dropout there is frozen, elsewhere it is not."""
     total, trained = [0] * (len(modules) + 1), [0] * (len(modules) + 1)
-    owner_of = {row.path: index for index, row in enumerate(modules)}
+    owner_of = dict(zip([row.path for row in modules], count(1)))
     for entry in decisions:
-        trains = entry.trains if paths is None else entry.path in paths
-        for name in (entry.path, *entry.aliases):
-            owner = _owner(name, owner_of)
-            total[owner + 1] += 1
-            trained[owner + 1] += int(trains or entry.kind == "adapter")
+        path = entry.path
+        trains = entry.kind == "adapter" or (entry.trains if paths is None else path in paths)
+        for name in (path, *entry.aliases) if entry.aliases else (path,):
+            owner = owner_of.get(name.rpartition(".")[0]) or _owner(name, owner_of)
+            total[owner] += 1
+            if trains:
+                trained[owner] += 1
     total, trained = list(accumulate(total)), list(accumulate(trained))
     frozen = bytearray(len(modules))
     index = 0
@@ -69,10 +74,10 @@ def _frozen_modules(
 
 
 def _owner(name: str, owner_of: Mapping[str, int]) -> int:
-    """Index of the module that holds parameter `name`; a planned adapter parameter counts for its base module."""
+    """The module that holds parameter `name`; a planned adapter parameter counts for its base module."""
     path = name
     while path:
         path = path.rpartition(".")[0]
         if path in owner_of:
             return owner_of[path]
-    return 0
+    return owner_of[""]

@@ -31,17 +31,11 @@ def untrainable(stages: Sequence[Sequence[Decision]]) -> list[Problem]:
     ]
 
 
-def _never_trained(stages: Sequence[Sequence[Decision]]) -> list[Decision]:
-    """Decisions of the block about tensors that train neither there nor in a phase."""
-    trained = {decision.path for stage in stages for decision in stage if decision.trains}
-    return [decision for decision in stages[0] if decision.path not in trained]
-
-
 def frozen_new(stages: Sequence[Sequence[Decision]], rules: FreezeRules) -> list[Problem]:
     """New tensors that no phase trains, unless that is meant: they would stay as they were drawn."""
     if rules.allow_frozen_new:
         return []
-    frozen = [entry for entry in _never_trained(stages) if _is_frozen_new(entry)]
+    frozen = _frozen_new(stages)
     if not frozen:
         return []
     is_legacy_rule = frozen[0].rule.text.startswith(LEGACY_KEYS)
@@ -58,9 +52,14 @@ def frozen_new(stages: Sequence[Sequence[Decision]], rules: FreezeRules) -> list
     ]
 
 
-def _is_frozen_new(decision: Decision) -> bool:
-    # What the framework keeps frozen has no effect, so that it may stay as it was drawn.
-    return decision.kind == "new" and not decision.trains and decision.rule.kind != "required"
+def _frozen_new(stages: Sequence[Sequence[Decision]]) -> list[Decision]:
+    """What is new and trains in no stage; not what the framework keeps frozen, which may stay as it was drawn."""
+    trained = {entry.path for stage in stages for entry in stage if entry.kind == "new" and entry.trains}
+    return [
+        entry
+        for entry in stages[0]
+        if entry.kind == "new" and entry.path not in trained and entry.rule.kind != "required"
+    ]
 
 
 def nothing_trains(decisions: Sequence[Decision], rules: FreezeRules) -> Problem:
@@ -95,7 +94,7 @@ def plan_notes(
     for selector, selection in chosen:
         if not selection.matches and not is_legacy(selector):
             yield f"optional selector {selector} ({selector.origin.short}) matches nothing here"
-    new_frozen = [entry.path for entry in _never_trained(stages) if _is_frozen_new(entry)]
+    new_frozen = [entry.path for entry in _frozen_new(stages)]
     if new_frozen:
         yield f"new but frozen (allow_frozen_new), kept in every checkpoint: {shorten_names(new_frozen, _MAX_NAMES)}"
     if rules.frozen_mode == "train":

@@ -52,49 +52,58 @@ def hold_in_eval(
     where they are known.
     """
     modules = list(canonical_named_modules(model)) if modules is None else modules
-    wanted = set(roots)
-    kept = _inside(modules, wanted)
-    top = {id(module) for path, module in modules if path in wanted}
-    among_trained = _layers_among_trained(modules, kept)
-    released = [module for _, module in modules if "train" in module.__dict__ and id(module) not in kept]
+    training = unwrap(model).training
+    kept, top, outside = _split(modules, set(roots))
+    among_trained = _layers_among_trained(outside, kept)
+    released = [module for module in outside if "train" in module.__dict__ and id(module) not in kept]
     released = [module for module in released if _is_held(module)]
     for module in released:
         module.__dict__.pop("train", None)  # a shared module is there several times
     for module in released:
-        module.train(unwrap(model).training)
+        module.train(training)
     for key, module in kept.items():
+        modeless, plain = _traits(type(module))
         # On the instance: `nn.Module.train` recurses through `child.train(mode)`, so the parent's call ends here. A
         # partial and not a bound method, because a model that holds one of itself could not be pickled.
         if key in among_trained:
             module.__dict__["train"] = partial(_hold_inside, module)
-        elif key in top or type(module) not in _MODELESS:
+        elif not modeless or key in top:
             module.__dict__["train"] = partial(_stay_in_eval, module)
-        mode = key in among_trained and unwrap(model).training
-        if _is_plain(type(module)):
+        mode = training and key in among_trained
+        if plain:
             module.__dict__["training"] = mode  # `nn.Module.__setattr__` would look for a parameter of that name
         else:
             module.training = mode
 
 
-def _inside(modules: Sequence[tuple[str, nn.Module]], roots: set[str]) -> dict[int, nn.Module]:
-    """The modules of the subtrees at `roots`, by identity: a shared one may be inside under one of its paths only."""
+def _split(
+    modules: Sequence[tuple[str, nn.Module]], roots: set[str]
+) -> tuple[dict[int, nn.Module], set[int], list[nn.Module]]:
+    """The modules of the subtrees at `roots` by identity, the identities of the roots, and what is under other paths.
+
+    A shared module may be inside under one of its paths only, and is in both then.
+    """
     kept: dict[int, nn.Module] = {}
+    top: set[int] = set()
+    outside: list[nn.Module] = []
     prefix: str | None = None
     for path, module in modules:  # parents before their children
-        if path in roots:
+        if prefix is None or not path.startswith(prefix):
+            if path not in roots:
+                prefix = None
+                outside.append(module)
+                continue
             prefix = f"{path}." if path else ""
-        elif prefix is None or not path.startswith(prefix):
-            prefix = None
-            continue
+            top.add(id(module))
         kept[id(module)] = module
-    return kept
+    return kept, top, outside
 
 
-def _layers_among_trained(modules: Sequence[tuple[str, nn.Module]], kept: Mapping[int, nn.Module]) -> set[int]:
-    """Identities of the held layers of each `nn.TransformerEncoder` that is not held as a whole."""
+def _layers_among_trained(modules: Iterable[nn.Module], kept: Mapping[int, nn.Module]) -> set[int]:
+    """Identities of the held layers of each `nn.TransformerEncoder` in `modules` that is not held as a whole."""
     return {
         id(layer)
-        for _, module in modules
+        for module in modules
         if isinstance(module, nn.TransformerEncoder) and id(module) not in kept
         for layer in map(unwrap, module.layers)
         if id(layer) in kept and model_class(layer) is nn.TransformerEncoderLayer
@@ -102,8 +111,9 @@ def _layers_among_trained(modules: Sequence[tuple[str, nn.Module]], kept: Mappin
 
 
 @cache
-def _is_plain(cls: type[nn.Module]) -> bool:
-    return cls.__setattr__ is nn.Module.__setattr__
+def _traits(cls: type[nn.Module]) -> tuple[bool, bool]:
+    """Whether the mode means nothing to such a module itself, and whether it sets attributes as torch does."""
+    return cls in _MODELESS, cls.__setattr__ is nn.Module.__setattr__
 
 
 def modules_out_of_eval(model: nn.Module) -> list[str]:

@@ -16,12 +16,11 @@ import torch
 from torch import nn
 
 from frostline.errors import PlanMismatchError
-from frostline.trainability.attached import attach_plan, built_flags
+from frostline.trainability.apply import apply_plan
 from frostline.trainability.bind import bind_decisions, held_by
 from frostline.trainability.decision import Decision, Rule
 from frostline.trainability.decisions import Decisions
 from frostline.trainability.frozen_roots import find_frozen_roots
-from frostline.trainability.mode import hold_in_eval
 from frostline.trainability.phases.phase import Phase, phase_at, place_phases
 from frostline.trainability.rows import ModuleRow, carried_modes, carried_rows
 from frostline.trainability.rules import FreezeRules
@@ -34,14 +33,7 @@ from frostline.trainability.together import agree
 from frostline.trainability.trained_rows import show_rows
 from frostline.trainability.verify import verify_plan
 from frostline.trainability.wrapped import refuse_flat_parameters, require_fitting_wrappers
-from frostline.tree import (
-    ModuleTree,
-    canonical_named_modules,
-    canonical_named_parameters,
-    carry_flags_over,
-    collector_paused,
-    set_trainable,
-)
+from frostline.tree import ModuleTree
 
 if TYPE_CHECKING:
     from frostline.selectors import Selector
@@ -95,13 +87,15 @@ class TrainabilityPlan:
         self.rules = rules
         self.adapters = adapters
         self.notes = notes
-        self.trainable: tuple[str, ...] = tuple(entry.path for entry in decisions if entry.trains)
-        self.frozen: tuple[str, ...] = tuple(entry.path for entry in decisions if not entry.trains)
+        self.trainable: tuple[str, ...] = tuple([entry.path for entry in decisions if entry.trains])
+        self.frozen: tuple[str, ...] = tuple([entry.path for entry in decisions if not entry.trains])
         ever, self._so_far = _trained_in(self._stages), _trained_in(self._stages[: phase + 1])
-        self.ever_trained: tuple[str, ...] = tuple(entry.path for entry in decisions if entry.path in ever)
-        self.never_trained: tuple[str, ...] = tuple(entry.path for entry in decisions if entry.path not in ever)
+        self.ever_trained, self.never_trained = self.trainable, self.frozen
+        if phases:
+            self.ever_trained = tuple([entry.path for entry in decisions if entry.path in ever])
+            self.never_trained = tuple([entry.path for entry in decisions if entry.path not in ever])
         self.kept: tuple[str, ...] = tuple(
-            entry.path for entry in decisions if entry.path in self._so_far or entry.kind in ("adapter", "new")
+            [e.path for e in decisions if e.trains or e.kind in ("adapter", "new") or e.path in self._so_far]
         )
 
     @property
@@ -217,7 +211,6 @@ class TrainabilityPlan:
         }
         return TrainabilityPlan(**{**held, **changes})
 
-    @collector_paused()
     def apply(self, model: nn.Module) -> None:
         """Set every flag of `model` as planned, hold wholly frozen subtrees in evaluation mode, attach the plan.
 
@@ -227,30 +220,7 @@ class TrainabilityPlan:
             PlanMismatchError: the model has other parameters than the plan, or is inside a wrapper that captured other
                 flags (DDP).
         """
-        modules = list(canonical_named_modules(model))
-        named = list(canonical_named_parameters(model, modules=modules))
-        params: dict[str, nn.Parameter] = {}
-        seen: set[int] = set()
-        for path, param in named:  # a tied one under its first name
-            if id(param) not in seen:
-                seen.add(id(param))
-                params[path] = param
-        unknown = [path for path in params if path not in self.decisions]
-        gone = [path for path in self.decisions if path not in params]
-        if unknown or gone:
-            raise PlanMismatchError(
-                f"the model has {len(unknown)} parameters unknown to the plan and lacks {len(gone)} of it",
-                where="plan.apply",
-                possible=f"unknown: {unknown[:5]}; gone: {gone[:5]}",
-                fix="resolve the plan on this model, or call plan.bind(model) after the step that replaced parameters",
-            )
-        require_fitting_wrappers(self, model, "plan.apply")
-        flags = {path: param.requires_grad for path, param in named}
-        attach_plan(model, self, {**flags, **(built_flags(model) or {})})
-        for path, param in params.items():
-            set_trainable(param, self.decisions[path].trains)
-        carry_flags_over(model)
-        hold_in_eval(model, self.frozen_roots, modules=modules)
+        apply_plan(self, model)
 
     def bind(
         self,

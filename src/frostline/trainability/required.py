@@ -1,7 +1,7 @@
 """What the framework keeps frozen whatever a config says, since it can never get a gradient: one table with reasons.
 
 A part is recognized by what its modules say of themselves (attributes, `config`), never by a model's name, and a model
-that lacks it costs one comparison of text a module.
+that lacks it costs one look-up.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def _dead_projections(tree: ModuleTree) -> Iterator[int]:
 
     Earlier releases of transformers build them for Gemma 3n and Gemma 4, and so do other packages' models.
     """
-    for index, ref in enumerate(tree.modules):
-        is_named = ref.path.endswith(_PROJECTIONS) and ref.name in _PROJECTIONS
-        if is_named and not ref.is_adapter and ref.parent >= 0 and _shares_keys(tree, ref.parent):
+    for index in (index for name in _PROJECTIONS for index in tree.modules_named.get(name, ())):
+        parent = tree.modules[index].parent
+        if parent >= 0 and _shares_keys(tree, parent):
             yield index
 
 
@@ -81,8 +81,8 @@ def _position(tree: ModuleTree, index: int, num_layers: int) -> int | None:
 
 def _topk_indexers(tree: ModuleTree) -> Iterator[int]:
     """Modules that choose the keys of sparse attention, in DeepSeek V3.2 and V4, GLM 5, MiniMax M3 and their kin."""
-    for index, ref in enumerate(tree.modules):
-        if ref.path.endswith("indexer") and ref.name == "indexer" and not ref.is_adapter and _is_topk(ref.module):
+    for index in tree.modules_named.get("indexer", ()):
+        if _is_topk(tree.modules[index].module):
             yield index
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import repeat
+from typing import NamedTuple
 
 from frostline.selectors import Selector
 from frostline.tree import ModuleTree
-from frostline.tree.records import quick_maker
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleRow:
+class ModuleRow(NamedTuple):
     """One module: canonical path, class name, index behind its subtree, whether it belongs to an adapter.
 
     `frozen_mode` is what the freeze config says of just this module (None: what it says of all).
@@ -51,13 +49,14 @@ def carried_modes(tree: ModuleTree, rows: Sequence[ModuleRow], modes: Sequence[s
 
 
 def _rows(tree: ModuleTree, modes: Sequence[str | None]) -> tuple[ModuleRow, ...]:
-    return tuple(
-        _make_row(ref.path, type(ref.module).__name__, ref.end, ref.is_adapter, mode)
-        for ref, mode in zip(tree.modules, modes or repeat(None, len(tree.modules)), strict=True)
+    columns = (
+        [ref.path for ref in tree.modules],
+        [type(ref.module).__name__ for ref in tree.modules],
+        [ref.end for ref in tree.modules],
+        [ref.is_adapter for ref in tree.modules],
+        modes or repeat(None, len(tree.modules)),
     )
-
-
-_make_row = quick_maker(ModuleRow)
+    return tuple(map(ModuleRow._make, zip(*columns, strict=True)))
 
 
 def frozen_modes(tree: ModuleTree, freezing: Sequence[Selector]) -> tuple[str | None, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import count
 from operator import attrgetter
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -21,8 +22,8 @@ from torch.nn.parameter import is_lazy
 
 from frostline.errors import ModelError
 from frostline.tree.local import stored_dtype
-from frostline.tree.walk import join_path, walk_modules
-from frostline.tree.wrappers import TRAINED_ROWS, AdapterPart, HoldsTrainedRows, model_class
+from frostline.tree.walk import contains_itself, join_path, unwrap
+from frostline.tree.wrappers import TRAINED_ROWS, AdapterPart, HoldsTrainedRows, may_wrap, model_class
 from frostline.tree.wrapping import parameters_at_rest
 
 
@@ -86,8 +87,7 @@ class ParamRef:
         return _dtype_name(self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedParam:
+class PlannedParam(NamedTuple):
     """An adapter parameter that injection will create: path below its base module, shape and dtype."""
 
     suffix: str
@@ -122,41 +122,43 @@ class ModuleTree:
         tree = cls()
         modules, params = tree.modules, tree.params
         at_rest = parameters_at_rest(model)
-        above: list[ModuleRef] = []  # ancestors of the module at hand
-        parents = [-1]  # index of the parent at each depth
-        inside = [False]  # whether that parent is part of an adapter
-        for index, (path, module, depth) in enumerate(walk_modules(model)):
-            start = end = len(params)
-            if depth < len(above):
-                for ref in above[depth:]:
-                    ref.end, ref.param_end = index, start
-                del above[depth:], parents[depth + 1 :], inside[depth + 1 :]
+        above: set[int] = set()  # identities of the ancestors of the module at hand
+
+        def read(module: nn.Module, path: str, parent: int, inside_adapter: bool) -> None:
+            if may_wrap(type(module)):
+                module = unwrap(module)
+            if id(module) in above:
+                raise contains_itself(path, module)
+            index, start = len(modules), len(params)
             holds_adapter, holds_rows = _marks(type(module))
-            is_adapter = holds_adapter or inside[depth]
-            if own := module._parameters:
-                for name, param in own.items():
-                    if param is None:
-                        continue
-                    full = f"{path}.{name}" if path else name
-                    if at_rest:
-                        param = at_rest.get(id(param), param)
-                    if type(param) is Parameter:  # nearly all: nothing to look for
-                        dtype = param.dtype
-                    elif is_lazy(param):
-                        raise _uninitialized(full, module)
-                    else:
-                        dtype = stored_dtype(param)
-                    added = is_adapter or (holds_rows and name == TRAINED_ROWS)
-                    params.append(ParamRef(full, index, param, tuple(param.shape), dtype, param.requires_grad, added))
-                end = len(params)
-            ref = ModuleRef(path, module, parents[depth], is_adapter, index + 1, start, end, end)
+            is_adapter = holds_adapter or inside_adapter
+            prefix = path + "." if path else ""
+            for name, param in module._parameters.items():
+                if param is None:
+                    continue
+                if at_rest:
+                    param = at_rest.get(id(param), param)
+                if type(param) is Parameter:  # nearly all: nothing to look for
+                    dtype = param.dtype
+                elif is_lazy(param):
+                    raise _uninitialized(prefix + name, module)
+                else:
+                    dtype = stored_dtype(param)
+                added = is_adapter or (holds_rows and name == TRAINED_ROWS)
+                shape, flag = tuple(param.shape), param.requires_grad
+                params.append(ParamRef(prefix + name, index, param, shape, dtype, flag, added))
+            end = len(params)
+            ref = ModuleRef(path, module, parent, is_adapter, index + 1, start, end, end)
             modules.append(ref)
             if module._modules:
-                above.append(ref)
-                parents.append(index)
-                inside.append(is_adapter)
-        for ref in above:
-            ref.end, ref.param_end = len(modules), len(params)
+                above.add(id(module))
+                for name, child in module._modules.items():
+                    if child is not None:
+                        read(child, prefix + name, index, is_adapter)
+                above.discard(id(module))
+                ref.end, ref.param_end = len(modules), len(params)
+
+        read(model, "", -1, False)
         if len(tree.module_index) < len(modules):
             raise _ambiguous(modules)
         return tree
@@ -203,6 +205,19 @@ class ModuleTree:
     def module_index(self) -> Mapping[str, int]:
         """Path -> index of the module."""
         return dict(zip(map(_path_of, self.modules), count()))
+
+    @cached_property
+    def modules_named(self) -> Mapping[str, Sequence[int]]:
+        """Last component of a path -> indices of the modules that have it, without the parts of adapters."""
+        found: dict[str, list[int]] = {}
+        for index, ref in enumerate(self.modules):
+            if not ref.is_adapter:
+                name = ref.path.rpartition(".")[2]
+                if name in found:
+                    found[name].append(index)
+                else:
+                    found[name] = [index]
+        return found
 
     @cached_property
     def param_index(self) -> Mapping[str, int]:

@@ -50,12 +50,7 @@ def walk_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
                 child = unwrap(child)
             path = prefix + name
             if id(child) in above:
-                raise ModelError(
-                    f"module {path!r} ({type(child).__name__}) contains itself",
-                    where="the model",
-                    possible="a module tree without cycles",
-                    fix="keep the back reference outside the module tree, for example in a one-element list",
-                )
+                raise contains_itself(path, child)
             yield path, child, depth
             if child._modules:  # read after the caller has seen the module, who may have changed it
                 above.add(id(child))
@@ -64,6 +59,16 @@ def walk_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
         else:
             above.discard(id(parent))
             stack.pop()
+
+
+def contains_itself(path: str, module: nn.Module) -> ModelError:
+    """The error for a module that stands below itself."""
+    return ModelError(
+        f"module {path!r} ({type(module).__name__}) contains itself",
+        where="the model",
+        possible="a module tree without cycles",
+        fix="keep the back reference outside the module tree, for example in a one-element list",
+    )
 
 
 def canonical_named_parameters(
@@ -77,14 +82,19 @@ def canonical_named_parameters(
     seen: set[int] = set()
     at_rest = parameters_at_rest(model)
     for path, module in canonical_named_modules(model) if modules is None else modules:
-        if not module._parameters:
+        own = module._parameters
+        if not own:
             continue
-        prefix = path + "." if path else ""
-        for name, param in module._parameters.items():
-            if param is None or (unique and id(param) in seen):
+        for name, param in own.items():
+            if param is None:
                 continue
-            seen.add(id(param))
-            yield prefix + name, at_rest.get(id(param), param) if at_rest else param
+            if unique:
+                if id(param) in seen:
+                    continue
+                seen.add(id(param))
+            if at_rest:
+                param = at_rest.get(id(param), param)
+            yield f"{path}.{name}" if path else name, param
 
 
 def canonical_named_buffers(model: nn.Module, *, persistent_only: bool = False) -> Iterator[tuple[str, Tensor]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def routed(*rare: int) -> tuple[nn.Module, TrainabilityPlan]:
         model = Routed(*rare)
     plan = toy_plan(model)
     decisions = tuple(
-        dataclasses.replace(entry, conditional=entry.path.startswith("experts.")) for entry in plan.decisions.values()
+        entry._replace(conditional=entry.path.startswith("experts.")) for entry in plan.decisions.values()
     )
     plan = TrainabilityPlan(decisions=decisions, modules=plan.modules, rules=plan.rules, adapters=None)
     plan.apply(model)

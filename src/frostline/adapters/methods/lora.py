@@ -16,7 +16,6 @@ from frostline.adapters.layers.lora_linear import LoRAMixin, LoRASettings, initi
 from frostline.config.origin import Origins
 from frostline.errors import ConfigError, Problem
 from frostline.tree import PlannedParam, join_path
-from frostline.tree.records import quick_maker
 
 _DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 
@@ -93,8 +92,8 @@ class LoRA(PEFT):
         linear = cast("nn.Linear", module)
         dtype = adapter_dtype(self.dtype, linear.weight.dtype)
         return (
-            _planned(f"lora_A.{adapter}.weight", (self.rank, linear.in_features), dtype),
-            _planned(f"lora_B.{adapter}.weight", (linear.out_features, self.rank), dtype),
+            PlannedParam(f"lora_A.{adapter}.weight", (self.rank, linear.in_features), dtype),
+            PlannedParam(f"lora_B.{adapter}.weight", (linear.out_features, self.rank), dtype),
         )
 
     def transform(
@@ -156,9 +155,6 @@ class LoRA(PEFT):
         if problems:
             raise ConfigError.from_problems(problems)
         return cls(**fields)
-
-
-_planned = quick_maker(PlannedParam)
 
 
 def _problems(fields: Mapping[str, Any], origins: Origins) -> list[Problem]:

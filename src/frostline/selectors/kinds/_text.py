@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +24,17 @@ def require_text(value: Any, kind: str) -> str:
 def wildcard(pattern: str) -> re.Pattern[str]:
     """Case-sensitive fnmatch pattern, compiled; use `fullmatch`."""
     return re.compile(fnmatch.translate(pattern))
+
+
+@lru_cache(maxsize=1024)
+def matcher(pattern: str) -> Callable[[str], object]:
+    """True of the texts that `wildcard(pattern)` matches as a whole; quicker where its one `*` ends or begins it."""
+    head, star, tail = pattern.partition("*")
+    if star and not tail and not has_wildcard(head):
+        return lambda text: text.startswith(head)
+    if star and not head and not has_wildcard(tail):
+        return lambda text: text.endswith(tail)
+    return wildcard(pattern).fullmatch
 
 
 def has_wildcard(text: str) -> bool:

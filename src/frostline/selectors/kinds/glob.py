@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from frostline.selectors.kinds._text import require_text, wildcard
+from frostline.selectors.kinds._text import matcher, require_text
 from frostline.selectors.selector import register_kind
 from frostline.tree import ModuleTree
 
@@ -33,7 +33,7 @@ class GlobKind:
 
     def find(self, tree: ModuleTree, scope: bytearray | None) -> list[int]:
         """Modules whose full path matches."""
-        matches = wildcard(self.value).fullmatch
+        matches = matcher(self.value)
         return [index for index, ref in enumerate(tree.modules) if not ref.is_adapter and matches(ref.path)]
 
     def __str__(self) -> str:

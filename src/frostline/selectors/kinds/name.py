@@ -48,10 +48,9 @@ class NameKind:
         found: list[int] = []
         if not has_wildcard(self.value):
             tail = "." + self.value
-            for index, ref in enumerate(tree.modules):
-                if not ref.is_adapter and (ref.path == self.value or ref.path.endswith(tail)):
-                    found.append(index)
-            return found
+            named = tree.modules_named.get(components[-1], ())
+            paths = ((index, tree.modules[index].path) for index in named)
+            return [index for index, path in paths if path == self.value or path.endswith(tail)]
         patterns = [wildcard(component) for component in components]
         for index, ref in enumerate(tree.modules):
             if ref.is_adapter:

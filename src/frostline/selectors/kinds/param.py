@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from frostline.config.wording import flow
 from frostline.selectors.kinds._positions import Positions
-from frostline.selectors.kinds._text import require_text, wildcard
+from frostline.selectors.kinds._text import matcher, require_text
 from frostline.selectors.selector import OptionError, register_kind
 from frostline.tree import ModuleTree
 
@@ -61,7 +61,7 @@ class ParamKind:
 
     def find(self, tree: ModuleTree, scope: bytearray | None) -> list[int]:
         """Parameters whose full path matches."""
-        matches = wildcard(self.value).fullmatch
+        matches = matcher(self.value)
         return [index for index, ref in enumerate(tree.params) if matches(ref.path)]
 
     def rows_of(self, path: str, shape: tuple[int, ...]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,7 +45,7 @@ class Banked(nn.Module):
 
 def tagged(plan: TrainabilityPlan, word: str = "choices.") -> TrainabilityPlan:
     """`plan` with everything below `choices` conditional, as the grammar tags it."""
-    decisions = tuple(dataclasses.replace(entry, conditional=word in entry.path) for entry in plan.decisions.values())
+    decisions = tuple(entry._replace(conditional=word in entry.path) for entry in plan.decisions.values())
     return TrainabilityPlan(
         decisions=decisions, modules=plan.modules, rules=plan.rules, adapters=plan.adapters, notes=plan.notes
     )
