@@ -2,11 +2,12 @@
 
     python benchmarks/plan.py [--rounds 3] [--part freeze|adapters|command|all]
 
-The model is `large_moe.py` on the meta device: 60 layers of 256 experts. Each side runs in a process of its own, in
-turn (A B A B ...), so that a machine whose speed drifts slows both; only the calls are on the clock, not the imports
-and the building of the model. Reported are medians with their range, and ratios theirs / ours, round by round: 10x
-means that we take a tenth of their time. CPU time says the same on a machine that is busy with other things. A peer
-that is not installed is said, with how to install it.
+The model is `large_moe.py` on the meta device: 60 layers of 256 experts. The sides take turns (A B B A ...), so that a
+machine whose speed drifts slows both: freezing, which can be done again, several times in one process for each round,
+each side on a model of its own; injection in processes of their own. Only the calls are on the clock, not the imports
+and the building of the model. Reported are medians with their range, and ratios theirs / ours, turn by turn: 10x means
+that we take a tenth of their time. CPU time says the same on a machine that is busy with other things. A peer that is
+not installed is said, with how to install it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib.util
 import json
 import os
 import platform
@@ -107,24 +109,33 @@ SIDES = {
     "freeze": (freeze_ours, freeze_theirs, "nemo_automodel", "nemo-automodel 0.7"),
     "adapters": (adapters_ours, adapters_theirs, "peft", "peft"),
 }
+TURNS = {"freeze": 5, "adapters": 1}  # in one process; adapters can be injected but once
 
 
-def measure_here(part: str, side: str, block: str) -> None:
-    """In the process of one side: the call once, on the clock; prints a line of JSON."""
-    ours, theirs, _, _ = SIDES[part]
-    run = (ours if side == "ours" else theirs)(block)
+def clock(run: Callable[[], str]) -> dict[str, Any]:
+    """Seconds, seconds of CPU and memory that one call takes."""
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started, started_cpu = time.perf_counter(), time.process_time()
     done = run()
     seconds, cpu = time.perf_counter() - started, time.process_time() - started_cpu
     added = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    print(json.dumps({"seconds": seconds, "cpu": cpu, "added_mb": added, "done": done}))
+    return {"seconds": seconds, "cpu": cpu, "added_mb": added, "done": done}
 
 
-def measure(part: str, side: str, block: str) -> dict[str, Any] | None:
-    """One side in a fresh process; None where its library is not installed."""
-    command = [sys.executable, str(HERE / "plan.py"), "--side", side, "--part", part, "--block", block]
+def measure_here(part: str, sides: str, block: str) -> None:
+    """In a process of its own: `TURNS` calls of each side, in changing order; prints a line of JSON."""
+    runs = {side: SIDES[part][index](block) for index, side in enumerate(("ours", "theirs")) if side in sides}
+    found: dict[str, list[dict[str, Any]]] = {side: [] for side in runs}
+    for turn in range(TURNS[part]):
+        for side in list(runs)[:: -1 if turn % 2 else 1]:
+            found[side].append(clock(runs[side]))
+    print(json.dumps(found))
+
+
+def measure(part: str, sides: str, block: str) -> dict[str, list[dict[str, Any]]] | None:
+    """The sides in a fresh process; None where the library of one is not installed."""
+    command = [sys.executable, str(HERE / "plan.py"), "--sides", sides, "--part", part, "--block", block]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         if f"No module named '{SIDES[part][2]}" in done.stderr:
@@ -157,9 +168,12 @@ def compare(part: str, block: str, rounds: int, title: str) -> None:
     _, _, module, name = SIDES[part]
     ours: list[dict[str, Any]] = []
     theirs: list[dict[str, Any]] = []
+    together = TURNS[part] > 1 and importlib.util.find_spec(module) is not None
     for _ in range(rounds):
-        ours += filter(None, [measure(part, "ours", block)])
-        theirs += filter(None, [measure(part, "theirs", block)])
+        for sides in ["ours,theirs"] if together else ["ours", "theirs"]:
+            found = measure(part, sides, block) or {}
+            ours += found.get("ours", [])
+            theirs += found.get("theirs", [])
     print(f"\n{title}")
     for label, runs in (("Frostline", ours), (name, theirs)):
         if not runs:
@@ -180,11 +194,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--part", choices=["freeze", "adapters", "command", "all"], default="all")
-    parser.add_argument("--side", choices=["ours", "theirs"], help=argparse.SUPPRESS)
+    parser.add_argument("--sides", help=argparse.SUPPRESS)
     parser.add_argument("--block", choices=list(BLOCKS), default="layers", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.side:
-        measure_here(arguments.part, arguments.side, arguments.block)
+    if arguments.sides:
+        measure_here(arguments.part, arguments.sides, arguments.block)
         return
     rounds, part = arguments.rounds, arguments.part
     load = ""

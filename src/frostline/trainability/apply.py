@@ -12,10 +12,9 @@ from frostline.trainability.attached import attach_plan, built_flags
 from frostline.trainability.mode import hold_in_eval
 from frostline.trainability.wrapped import require_fitting_wrappers
 from frostline.tree import (
-    canonical_named_modules,
-    canonical_named_parameters,
     carry_flags_over,
     collector_paused,
+    read_model,
     set_trainable,
 )
 
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
 @collector_paused()
 def apply_plan(plan: TrainabilityPlan, model: nn.Module) -> None:
     """See `TrainabilityPlan.apply`."""
-    modules = list(canonical_named_modules(model))
-    every = dict(canonical_named_parameters(model, modules=modules))
+    modules, every = read_model(model)
     params = every
     if len(set(map(id, every.values()))) < len(every):  # a tied one counts under its first name
-        params = dict(canonical_named_parameters(model, unique=True, modules=modules))
+        first = {id(param): path for path, param in reversed(every.items())}
+        params = {path: param for path, param in every.items() if first[id(param)] == path}
     if list(params) != list(plan.decisions):
         _require_same_names(params, plan.decisions)
     require_fitting_wrappers(plan, model, "plan.apply")

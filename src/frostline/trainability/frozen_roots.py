@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import accumulate, count
+from itertools import accumulate
 
 from frostline.trainability.decision import Decision
 from frostline.trainability.rows import ModuleRow
@@ -50,22 +50,19 @@ def _frozen_modules(
     modules: Sequence[ModuleRow], decisions: Iterable[Decision], paths: Collection[str] | None
 ) -> bytearray:
     """Mask: inside a subtree with parameters of which none trains. A dropout there is frozen, elsewhere it is not."""
-    total, trained = [0] * (len(modules) + 1), [0] * (len(modules) + 1)
-    owner_of = dict(zip([row.path for row in modules], count(1)))
+    # Number of trained names before each index, so that a subtree is judged in one step.
+    trained = [0] * (len(modules) + 1)
+    owner_of = {row.path: index for index, row in enumerate(modules)}
     for entry in decisions:
-        path = entry.path
-        trains = entry.kind == "adapter" or (entry.trains if paths is None else path in paths)
-        for name in (path, *entry.aliases) if entry.aliases else (path,):
-            owner = owner_of.get(name.rpartition(".")[0]) or _owner(name, owner_of)
-            total[owner] += 1
-            if trains:
-                trained[owner] += 1
-    total, trained = list(accumulate(total)), list(accumulate(trained))
+        if entry.kind == "adapter" or (entry.trains if paths is None else entry.path in paths):
+            for name in (entry.path, *entry.aliases):
+                trained[_owner(name, owner_of) + 1] += 1
+    trained = list(accumulate(trained))
     frozen = bytearray(len(modules))
     index = 0
     while index < len(modules):
         end = modules[index].end
-        if trained[end] == trained[index] and total[end] > total[index]:
+        if modules[index].has_params and trained[end] == trained[index]:
             frozen[index:end] = b"\x01" * (end - index)
             index = end
         else:
@@ -74,10 +71,10 @@ def _frozen_modules(
 
 
 def _owner(name: str, owner_of: Mapping[str, int]) -> int:
-    """The module that holds parameter `name`; a planned adapter parameter counts for its base module."""
+    """Index of the module that holds parameter `name`; a planned adapter parameter counts for its base module."""
     path = name
     while path:
         path = path.rpartition(".")[0]
         if path in owner_of:
             return owner_of[path]
-    return owner_of[""]
+    return 0

@@ -13,13 +13,15 @@ from frostline.tree import ModuleTree
 class ModuleRow(NamedTuple):
     """One module: canonical path, class name, index behind its subtree, whether it belongs to an adapter.
 
-    `frozen_mode` is what the freeze config says of just this module (None: what it says of all).
+    `has_params`: its subtree holds parameters. `frozen_mode` is what the freeze config says of just this module (None:
+    what it says of all).
     """
 
     path: str
     type_name: str
     end: int
     is_adapter: bool
+    has_params: bool
     frozen_mode: str | None = None
 
 
@@ -54,6 +56,7 @@ def _rows(tree: ModuleTree, modes: Sequence[str | None]) -> tuple[ModuleRow, ...
         [type(ref.module).__name__ for ref in tree.modules],
         [ref.end for ref in tree.modules],
         [ref.is_adapter for ref in tree.modules],
+        [ref.param_end > ref.param_start for ref in tree.modules],
         modes or repeat(None, len(tree.modules)),
     )
     return tuple(map(ModuleRow._make, zip(*columns, strict=True)))

@@ -14,6 +14,7 @@ from frostline.tree.walk import (
     canonical_named_modules,
     canonical_named_parameters,
     join_path,
+    read_model,
     unwrap,
 )
 from frostline.tree.wrappers import TRAINED_ROWS, AdapterPart, HoldsTrainedRows, model_class, wrapped_child
@@ -47,6 +48,7 @@ __all__ = [
     "join_path",
     "local_parts",
     "model_class",
+    "read_model",
     "set_trainable",
     "shard_groups",
     "stored_dtype",

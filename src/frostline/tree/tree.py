@@ -121,44 +121,7 @@ class ModuleTree:
         """
         tree = cls()
         modules, params = tree.modules, tree.params
-        at_rest = parameters_at_rest(model)
-        above: set[int] = set()  # identities of the ancestors of the module at hand
-
-        def read(module: nn.Module, path: str, parent: int, inside_adapter: bool) -> None:
-            if may_wrap(type(module)):
-                module = unwrap(module)
-            if id(module) in above:
-                raise contains_itself(path, module)
-            index, start = len(modules), len(params)
-            holds_adapter, holds_rows = _marks(type(module))
-            is_adapter = holds_adapter or inside_adapter
-            prefix = path + "." if path else ""
-            for name, param in module._parameters.items():
-                if param is None:
-                    continue
-                if at_rest:
-                    param = at_rest.get(id(param), param)
-                if type(param) is Parameter:  # nearly all: nothing to look for
-                    dtype = param.dtype
-                elif is_lazy(param):
-                    raise _uninitialized(prefix + name, module)
-                else:
-                    dtype = stored_dtype(param)
-                added = is_adapter or (holds_rows and name == TRAINED_ROWS)
-                shape, flag = tuple(param.shape), param.requires_grad
-                params.append(ParamRef(prefix + name, index, param, shape, dtype, flag, added))
-            end = len(params)
-            ref = ModuleRef(path, module, parent, is_adapter, index + 1, start, end, end)
-            modules.append(ref)
-            if module._modules:
-                above.add(id(module))
-                for name, child in module._modules.items():
-                    if child is not None:
-                        read(child, prefix + name, index, is_adapter)
-                above.discard(id(module))
-                ref.end, ref.param_end = len(modules), len(params)
-
-        read(model, "", -1, False)
+        _read(model, "", -1, False, modules, params, parameters_at_rest(model), set())
         if len(tree.module_index) < len(modules):
             raise _ambiguous(modules)
         return tree
@@ -295,6 +258,50 @@ def _marks(cls: type[nn.Module]) -> tuple[bool, bool]:
 @cache
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _read(
+    module: nn.Module,
+    path: str,
+    parent: int,
+    inside_adapter: bool,
+    modules: list[ModuleRef],
+    params: list[ParamRef],
+    at_rest: Mapping[int, Parameter],
+    above: set[int],
+) -> None:
+    """Append `module` and what is below it; `above` are the identities of its ancestors."""
+    if may_wrap(type(module)):
+        module = unwrap(module)
+    if id(module) in above:
+        raise contains_itself(path, module)
+    index, start = len(modules), len(params)
+    holds_adapter, holds_rows = _marks(type(module))
+    is_adapter = holds_adapter or inside_adapter
+    prefix = path + "." if path else ""
+    for name, param in module._parameters.items():
+        if param is None:
+            continue
+        if at_rest:
+            param = at_rest.get(id(param), param)
+        if type(param) is Parameter:  # nearly all: nothing to look for
+            dtype = param.dtype
+        elif is_lazy(param):
+            raise _uninitialized(prefix + name, module)
+        else:
+            dtype = stored_dtype(param)
+        added = is_adapter or (holds_rows and name == TRAINED_ROWS)
+        params.append(ParamRef(prefix + name, index, param, tuple(param.shape), dtype, param.requires_grad, added))
+    end = len(params)
+    ref = ModuleRef(path, module, parent, is_adapter, index + 1, start, end, end)
+    modules.append(ref)
+    if module._modules:
+        above.add(id(module))
+        for name, child in module._modules.items():
+            if child is not None:
+                _read(child, prefix + name, index, is_adapter, modules, params, at_rest, above)
+        above.discard(id(module))
+        ref.end, ref.param_end = len(modules), len(params)
 
 
 def _uninitialized(path: str, module: nn.Module) -> ModelError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -71,30 +71,59 @@ def contains_itself(path: str, module: nn.Module) -> ModelError:
     )
 
 
-def canonical_named_parameters(
-    model: nn.Module, *, unique: bool = False, modules: Iterable[tuple[str, nn.Module]] | None = None
-) -> Iterator[tuple[str, Parameter]]:
+def read_model(model: nn.Module) -> tuple[list[tuple[str, nn.Module]], dict[str, Parameter]]:
+    """All canonical named modules, and all parameters by path (a tied one under each of its names), in one pass.
+
+    What two of the walks here would give, in half the time: a large model does not fit into a processor's cache.
+    """
+    modules: list[tuple[str, nn.Module]] = []
+    params: dict[str, Parameter] = {}
+    _read(model, "", modules, params, parameters_at_rest(model), set())
+    return modules, params
+
+
+def _read(
+    module: nn.Module,
+    path: str,
+    modules: list[tuple[str, nn.Module]],
+    params: dict[str, Parameter],
+    at_rest: Mapping[int, Parameter],
+    above: set[int],
+) -> None:
+    """Append `module` and what is below it; `above` are the identities of its ancestors."""
+    if may_wrap(type(module)):
+        module = unwrap(module)
+    if id(module) in above:
+        raise contains_itself(path, module)
+    modules.append((path, module))
+    prefix = path + "." if path else ""
+    for name, param in module._parameters.items():
+        if param is not None:
+            params[prefix + name] = at_rest.get(id(param), param) if at_rest else param
+    if module._modules:
+        above.add(id(module))
+        for name, child in module._modules.items():
+            if child is not None:
+                _read(child, prefix + name, modules, params, at_rest, above)
+        above.discard(id(module))
+
+
+def canonical_named_parameters(model: nn.Module, *, unique: bool = False) -> Iterator[tuple[str, Parameter]]:
     """Every `(path, parameter)`; a tied parameter under each of its names, or with `unique` under the first only.
 
     Of a sharded model it is the parameter that the optimizer holds, also where a gathered one stands in for it.
-    `modules` are its canonical named ones, where they are known.
     """
     seen: set[int] = set()
     at_rest = parameters_at_rest(model)
-    for path, module in canonical_named_modules(model) if modules is None else modules:
-        own = module._parameters
-        if not own:
-            continue
-        for name, param in own.items():
+    for path, module in canonical_named_modules(model):
+        for name, param in module._parameters.items():
             if param is None:
                 continue
             if unique:
                 if id(param) in seen:
                     continue
                 seen.add(id(param))
-            if at_rest:
-                param = at_rest.get(id(param), param)
-            yield f"{path}.{name}" if path else name, param
+            yield join_path(path, name), at_rest.get(id(param), param) if at_rest else param
 
 
 def canonical_named_buffers(model: nn.Module, *, persistent_only: bool = False) -> Iterator[tuple[str, Tensor]]:
