@@ -9,12 +9,12 @@ from frostline.adapters.base import PEFT
 from frostline.tree import ModuleTree, ParamRef
 
 
-def fused_expert_note(tree: ModuleTree, method: PEFT, left_out: bytearray, trained: bytearray) -> str:
+def fused_expert_note(tree: ModuleTree, method: PEFT, left_out: bytearray, trained: bytearray | None) -> str:
     """A remark on fused experts that `all-linear` leaves without an adapter, with counts; empty where there are none.
 
     Args:
         left_out: mask over modules that are not to be adapted anyway.
-        trained: mask over parameters that train themselves.
+        trained: mask over parameters that train themselves; None where none does.
     """
     groups: dict[str, list[ParamRef]] = {}
     for index, ref in enumerate(tree.modules):
@@ -26,7 +26,7 @@ def fused_expert_note(tree: ModuleTree, method: PEFT, left_out: bytearray, train
         for number in range(ref.param_start, ref.own_param_end):
             param = tree.params[number]
             name = param.path.rpartition(".")[2]
-            if _is_weight(param, name) and not trained[number]:
+            if _is_weight(param, name) and not (trained and trained[number]):
                 groups.setdefault(f"{ref.name}.{name}" if name == "weight" else name, []).append(param)
     if not groups:
         return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 
 from torch import nn
 
@@ -40,7 +40,7 @@ def obstacle(
         ties: identity of a tensor with several names -> indices of all of them.
     """
     ref = tree.modules[index]
-    if reader := next(filter(None, map(partial(reader_of, tree), indices)), None):
+    for reader in filter(None, [reader_of(tree, other) for other in indices]):
         return f"{reader} reads its weight directly, so that an adapter would do nothing", "exclude_modules"
     if not ref.path:
         return "the root of the model cannot be adapted in place of itself", "wrap it in a parent module"
@@ -73,8 +73,9 @@ def _tied_names(
 
 def _taken_names(module: nn.Module, method: PEFT) -> str:
     """Attributes that `module` has under names that injection needs; another adapter there is welcome."""
-    names = dict.fromkeys(new.suffix.partition(".")[0] for new in method.planned(module))
-    return ", ".join(name for name in names if _is_taken(module, name))
+    names = [new.suffix.partition(".")[0] for new in method.planned(module)]
+    taken = [name for name in names if _is_taken(module, name)]
+    return ", ".join(dict.fromkeys(taken))
 
 
 def _is_taken(module: nn.Module, name: str) -> bool:

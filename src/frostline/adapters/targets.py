@@ -72,8 +72,8 @@ def find_targets(
     excluded = _union((selection.modules for _, selection in excludes), len(tree.modules))
     heads = _output_heads(tree) if method.target_modules == ALL_LINEAR else set[int]()
     left_alone = left_alone or bytearray(len(tree.modules))
-    trained = trained_in_full or bytearray(len(tree.params))
-    in_rows = in_rows or bytearray(len(tree.params))
+    trained = trained_in_full if trained_in_full and 1 in trained_in_full else None
+    in_rows = in_rows if in_rows and 1 in in_rows else None
     skips: dict[str, list[str]] = {}
     chosen: dict[int, tuple[str, Origin]] = {}
     conditional: set[int] = set()
@@ -128,6 +128,8 @@ def find_targets(
 def _first_paths(tree: ModuleTree) -> Mapping[int, tuple[int, ...]]:
     """Index of each module with several paths -> all its indices, the first one leading. Empty for most models."""
     by_identity: dict[int, list[int]] = {}
+    if len({id(ref.module) for ref in tree.modules}) == len(tree.modules):
+        return {}
     for index, ref in enumerate(tree.modules):
         by_identity.setdefault(id(ref.module), []).append(index)
     shared = (tuple(indices) for indices in by_identity.values() if len(indices) > 1)
@@ -259,8 +261,8 @@ def _skip(
     indices: tuple[int, ...],
     excluded: bytearray,
     left_alone: bytearray,
-    trained: bytearray,
-    in_rows: bytearray,
+    trained: bytearray | None,
+    in_rows: bytearray | None,
     heads: set[int],
     required: Mapping[int, str],
     skips: dict[str, list[str]],
@@ -270,9 +272,9 @@ def _skip(
         reason = "exclude_modules"
     elif required and all(index in required for index in indices):
         reason = f"stays frozen ({required[indices[0]]})"
-    elif 1 in trained and any(_all_set(trained, weights_of(tree, index)) for index in indices):
+    elif trained is not None and any(_all_set(trained, weights_of(tree, index)) for index in indices):
         reason = "trained in full"
-    elif 1 in in_rows and any(_any_set(in_rows, weights_of(tree, index)) for index in indices):
+    elif in_rows is not None and any(_any_set(in_rows, weights_of(tree, index)) for index in indices):
         reason = "`rows` of its weight are named in freeze_config"
     elif _any_set(left_alone, indices):
         reason = "inside freeze_modules"

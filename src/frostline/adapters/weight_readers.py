@@ -48,7 +48,8 @@ def reader_of(tree: ModuleTree, index: int) -> str | None:
     ref = tree.modules[index]
     if ref.parent < 0:
         return None
-    return _read_by(type(tree.modules[ref.parent].module)).get(ref.name)
+    read = _read_by(type(tree.modules[ref.parent].module))
+    return read.get(ref.name) if read else None
 
 
 @cache

@@ -23,8 +23,8 @@ from frostline.config.wording import nearest
 from frostline.errors import ModelError
 from frostline.integrations.hf_models.build import MetaModel
 from frostline.integrations.hf_models.load import LoadedModel
-from frostline.integrations.hf_models.no_values import NoValues
-from frostline.tree import canonical_named_parameters, collector_paused
+from frostline.integrations.hf_models.no_values import MetaWithoutValues
+from frostline.tree import collector_paused, read_model
 
 REMARK = "the model comes from a factory: there are no base files, so that no parameter counts as new"
 
@@ -54,7 +54,7 @@ class Factory:
             ModelError: the callable is not there, fails, or returns something else than a module.
         """
         function = self._find()
-        with torch.device("meta"), NoValues(), collector_paused():
+        with MetaWithoutValues(), collector_paused():
             model = self._call(function)
         return MetaModel(model, frozenset(), {}, (), _main_dtype(model), remarks=(REMARK,))
 
@@ -170,8 +170,9 @@ def _place(error: BaseException) -> str:
 
 def _main_dtype(model: nn.Module) -> torch.dtype:
     """The dtype that most elements have; float32 for a model without floating-point parameters."""
-    counts: dict[torch.dtype, int] = {}
-    for _, param in canonical_named_parameters(model, unique=True):
-        if param.is_floating_point():
-            counts[param.dtype] = counts.get(param.dtype, 0) + param.numel()
+    params = {id(param): param for param in read_model(model)[1].values() if param.is_floating_point()}.values()
+    dtypes = {param.dtype for param in params}
+    if len(dtypes) == 1:
+        return dtypes.pop()
+    counts = {dtype: sum(param.numel() for param in params if param.dtype == dtype) for dtype in dtypes}
     return max(counts, key=lambda dtype: counts[dtype], default=torch.float32)

@@ -84,6 +84,7 @@ def lay_over(
     for selector, selection in chosen:
         rule = rule_of(selector, trains=trains, when=when)
         draft.num_entries += 1
+        in_rows = selector.has_rows
         for index, is_selected in enumerate(selection.params):
             if not is_selected:
                 continue
@@ -91,9 +92,9 @@ def lay_over(
             if when and index in draft.rows:
                 idle.append(rows_in_phase(ref.path, selector))
                 continue
-            if trains and index in by_rows and not selector.has_rows:
+            if trains and index in by_rows and not in_rows:
                 idle.append(without_effect(ref.path, by_rows[index], rule))
-            if selector.has_rows:
+            if in_rows:
                 before, held = draft.trains[index], draft.rows.pop(index, None)
                 if trains and before and held is None and index not in by_rows:
                     idle.append(without_effect(ref.path, selector, draft.rule[index]))
@@ -205,7 +206,7 @@ def decide_all(
             built = built_flags.get(path, ref.requires_grad) if built_flags else ref.requires_grad
             note = "" if built else THAWED_ALTHOUGH_FROZEN
         # Under each of its names a tensor may be reached, so all have to be conditional.
-        waits = may_wait[index] != 0 and all(may_wait[alias] for alias in others)
+        waits = may_wait[index] != 0 and (not others or all(may_wait[alias] for alias in others))
         whole = Decision(path, trains, rule, note, ref.shape, ref.dtype_name, kind, other, waits)
         if index not in draft.rows:
             yield whole

@@ -144,7 +144,7 @@ class ModuleTree:
             ref.param_end = len(tree.params) if is_last else tree.modules[ref.end].param_start
         return tree
 
-    @property
+    @cached_property
     def has_rows(self) -> bool:
         """Whether single rows of a table train beside it."""
         return any(ref.is_adapter and ref.is_rows for ref in self.params)

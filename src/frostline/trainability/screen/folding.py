@@ -181,10 +181,12 @@ def span(names: Sequence[str]) -> str:
 
 def _owner(path: str, position: Mapping[str, int]) -> tuple[int, str]:
     """Index of the nearest known module above `path`, and the rest of the path."""
-    above = path.rpartition(".")[0]
-    while above not in position:
+    above, _, name = path.rpartition(".")
+    owner = position.get(above)
+    while owner is None:  # the path of an adapter, whose modules are not among the known ones
         above = above.rpartition(".")[0]
-    return position[above], path[len(above) + 1 :] if above else path
+        owner, name = position.get(above), ""
+    return owner, name or (path[len(above) + 1 :] if above else path)
 
 
 def _ties(name: str, decision: Decision) -> tuple[tuple[int, str], ...]:

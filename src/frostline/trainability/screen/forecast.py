@@ -128,7 +128,7 @@ def forecast_plan(
         dim = None
         if tp_size > 1:
             placements[decision.path], dim = split.place(decision)
-        when = tuple(decision.path in trained for trained in phases)
+        when = tuple([decision.path in trained for trained in phases])
         alike[decision.shape, decision.dtype, when, decision.kind, dim] += 1
     for (global_shape, dtype, when, kind, dim), count in alike.items():
         shape = list(global_shape)

@@ -21,9 +21,8 @@ def phase_lines(plan: TrainabilityPlan) -> Iterator[str]:
     """
     if plan.phase:
         yield f"{plan.phase} in force: the table and `trains` are those of this phase"
-    elements = {path: decision.num_elements for path, decision in plan.decisions.items()}
     for number, phase in enumerate(plan.phases, start=1):
-        trained = sum(elements[entry.path] for entry in phase.decisions if entry.trains)
+        trained = sum(entry.num_elements for entry in phase.decisions if entry.trains)
         parts = [part for part in changes_in_words(phase) if part]
         yield f"{number} from {describe_start(phase)} on: {'; '.join(parts)}; then {trained:,} train"
 
