@@ -1,163 +1,45 @@
 """Plan and train: from a config file to a run folder. The order is that of DESIGN section 2.
 
-Read with `finished.py`, which opens what this leaves behind. The loop itself is `frostline.training.train`.
+The plan is made in `planning.py`, a smoke run's config in `smoke.py`; `finished.py` opens what this leaves behind. The
+loop itself is `frostline.training.train`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from frostline.adapters import PEFT, parse_method
-from frostline.checkpoint import BaseIdentity, Manifest, RunFolder, fingerprint_files, fingerprint_model, plan_layout
+from frostline.checkpoint import BaseIdentity, Manifest, RunFolder, fingerprint_files, fingerprint_model
 from frostline.checkpoint.atomic import disk_errors
 from frostline.checkpoint.base_config import read_base_config
-from frostline.checkpoint.peft_layout import OTHERWISE, require_no_extra_state
+from frostline.checkpoint.peft_layout import require_no_extra_state
 from frostline.config.load import LoadedConfig
 from frostline.config.yaml_file import dump_yaml
-from frostline.errors import FrostlineError, PlanMismatchError, TrainingError
+from frostline.errors import PlanMismatchError, TrainingError
 from frostline.integrations.hf_models.load import LoadedModel
-from frostline.preparation import prepare, resolve
-from frostline.recipes.assembly import Assembly, assemble
+from frostline.preparation import prepare
+from frostline.recipes.assembly import Assembly
 from frostline.recipes.config_checks import read_config
-from frostline.recipes.factory_models import count_data, factory_of, lacking, refuse_lacking
-from frostline.recipes.registry import find_recipe
+from frostline.recipes.planning import PlannedRun, Say, plan_run
 from frostline.recipes.resuming import CONFIG_FILE, require_nothing_lost, require_same_config
+from frostline.recipes.smoke import shorten
 from frostline.recipes.standing import describe_held_out
-from frostline.trainability import Forecast, TrainabilityPlan, parse_freeze_config
-from frostline.trainability.phases.phase import placing_problems
-from frostline.trainability.screen.backward import backward_reaches
-from frostline.training.batches import num_steps
-from frostline.training.best import require_metric
-from frostline.training.precision import trained_as
-from frostline.training.schedule import build_schedule
+from frostline.recipes.steps import method_of, total_steps, with_steps
+from frostline.trainability import TrainabilityPlan
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from frostline.integrations.hf_models.build import MetaModel
     from frostline.integrations.hf_models.location import ModelLocation
-    from frostline.recipes.recipe import PreparedData
     from frostline.training import TrainResult
 
 __all__ = ["PLAN_FILE", "PlannedRun", "load_prepared", "method_of", "plan_run", "read_config", "shorten", "train_run"]
 
-Say = Callable[[str], None]
 PLAN_FILE = "plan.json"
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """A config, resolved as far as it goes without weights.
-
-    Attributes:
-        loaded: the config and where its values stand.
-        parts: recipe, tokenizer, data, head; None where the recipe cannot train what a factory builds.
-        meta: the model without weights.
-        plan: what trains.
-        facts: lines for the plan's screen that the model alone does not tell.
-        memory: bytes of weights, gradients and optimizer state on one device.
-    """
-
-    loaded: LoadedConfig
-    parts: Assembly | None
-    meta: MetaModel
-    plan: TrainabilityPlan
-    facts: Mapping[str, str]
-    memory: Forecast
-
-    @property
-    def assembly(self) -> Assembly:
-        """What a run is made of.
-
-        Raises:
-            ModelError: there is only a plan; it says what is missing for a run.
-        """
-        if self.parts is None:
-            config = self.loaded.config
-            refuse_lacking(config, self.loaded.origins, lacking(self.meta.model, config))
-        return self.parts
-
-    def render(self, *, width: int = 110, devices: Forecast | None = None) -> str:
-        """The first screen: table, sums, data, steps, notes; with `devices` the bytes on each of a group."""
-        return self.plan.render(self.facts, width=width, memory=self.memory, devices=devices)
-
-    def at_step(self, step: int) -> PlannedRun:
-        """The same run, looked at before optimizer step `step`: with the phase in force that is in force there."""
-        return replace(self, plan=self.plan.in_phase(self.plan.phase_at(step)))
-
-    def forecast(self, *, dp_replicate_size: int = 1, dp_shard_size: int = 1, tp_size: int = 1) -> Forecast:
-        """Bytes on each device of a group, for this config's optimizer and number formats.
-
-        Tensor parallelism follows the plan that transformers has for the model, where it has one.
-        """
-        return _forecast(
-            self.loaded,
-            self.meta,
-            self.plan,
-            dp_replicate_size=dp_replicate_size,
-            dp_shard_size=dp_shard_size,
-            tp_size=tp_size,
-        )
-
-
-def plan_run(loaded: LoadedConfig, *, encode: bool = True, say: Say = lambda line: None) -> PlannedRun:
-    """Resolve the plan on the meta device: reads data, tokenizer and the headers of the weight files, no weights.
-
-    Args:
-        encode: False tokenizes only where the number of examples depends on it.
-        say: is told of slow work before it starts.
-
-    Raises:
-        FrostlineError: anything wrong with model, data, selectors or adapters.
-    """
-    config = loaded.config
-    factory = factory_of(config, loaded.origins)
-    built = factory.build_meta() if factory is not None else None
-    if built is not None and not encode and (missing := lacking(built.model, config)):
-        return _plan_only(loaded, built, missing)
-    assembly = assemble(config, loaded.origins, encode=encode, say=say, factory_model=built)
-    if config.evaluation.best is not None:
-        names = assembly.build_task().metric_names
-        require_metric(config.evaluation.best.metric, names, loaded.origins.at("evaluation", "best", "metric"))
-    meta = assembly.build_meta_model()
-    assert assembly.data is not None
-    plan = _resolve(loaded, meta, assembly.data)
-    facts = _facts(loaded, assembly.data, plan, notes=meta.notes, loads_in=_loads_in(assembly, meta, plan, loaded))
-    return PlannedRun(loaded, assembly, meta, plan, facts, _forecast(loaded, meta, plan))
-
-
-def _resolve(loaded: LoadedConfig, meta: MetaModel, data: PreparedData) -> TrainabilityPlan:
-    """The plan with its phases placed; phases out of order are told together with what the model refuses."""
-    block = loaded.data.get("freeze_config")
-    try:
-        plan = resolve(meta.model, freeze_config=block, peft=method_of(loaded), new=meta.new, origins=loaded.origins)
-    except FrostlineError as error:
-        rules = parse_freeze_config(block, loaded.origins.below("freeze_config"))
-        misplaced = placing_problems(rules.phases, _steps_per_epoch(loaded, data), _num_steps(loaded, data))
-        raise type(error).from_problems([*error.problems, *misplaced]) from None
-    return _with_steps(plan, loaded, data)
-
-
-def _plan_only(loaded: LoadedConfig, meta: MetaModel, missing: Sequence[str]) -> PlannedRun:
-    """The plan of a model that the recipe cannot train as things are, and what is missing for that."""
-    find_recipe(loaded.config.recipe, loaded.origins.at("recipe"))
-    data = count_data(loaded.config, loaded.origins)
-    plan = _resolve(loaded, meta, data)
-    notes = [*meta.notes, f"`frostline train` would need {'; '.join(missing)}"]
-    return PlannedRun(loaded, None, meta, plan, _facts(loaded, data, plan, notes=notes), _forecast(loaded, meta, plan))
-
-
-def method_of(loaded: LoadedConfig) -> PEFT | None:
-    """The PEFT method of the config, its initial values seeded by `training.seed`; None without a `peft` block."""
-    block = loaded.data.get("peft")
-    if block is None:
-        return None
-    return parse_method(block, loaded.origins.below("peft")).seeded(loaded.config.training.seed)
 
 
 def load_prepared(
@@ -240,7 +122,7 @@ def train_run(
             fix="report this model: its structure depends on its weights",
         )
     assert assembly.data is not None
-    plan = _with_steps(plan, loaded, assembly.data)
+    plan = with_steps(plan, loaded, assembly.data)
     require_no_extra_state(held.model, plan.in_phase(len(plan.phases)))  # before training what could not be saved
     named_by = "name_or_path" if loaded.config.model.factory is None else "factory"
     assembly.recipe.check_model(held.model, loaded.origins.at("model", named_by))
@@ -258,7 +140,7 @@ def train_run(
                 if begun.base.fingerprint_kind != base.fingerprint_kind:  # the config may have changed that
                     full = begun.base.fingerprint_kind in ("full", "model-full")
                     base = replace(base, fingerprint=_fingerprint(held, plan, full=full))
-                done, total = begun.step, _num_steps(loaded, data)
+                done, total = begun.step, total_steps(loaded, data)
                 say(f"resuming from {resume_from}")
                 if done >= total:
                     say("the run is complete already: nothing is left to train")
@@ -311,152 +193,3 @@ def _first(about: Callable[[], None], write: Callable[[Path], None]) -> Callable
         write(directory)
 
     return both
-
-
-def shorten(loaded: LoadedConfig) -> LoadedConfig:
-    """The config of a smoke run: two steps, the examples that they take, few to validate on, the rest as it is.
-
-    With phases, one step before them and one in each.
-
-    Sources are still read whole: labels and duplicates are those of the real run. `class_weights: balanced` counts all
-    training examples, so all of them stay.
-    """
-    config = loaded.config
-    phases = config.freeze_config.phases if config.freeze_config is not None else ()
-    steps = 1 + max(1, len(phases))
-    num_train = steps * config.training.batch_size
-    if config.training.class_weights == "balanced":
-        max_examples = config.data.max_examples
-    else:
-        max_examples = min(config.data.max_examples or num_train, num_train)
-    warmup = config.schedule.warmup
-    validation = min(config.evaluation.max_examples or 32, 32)
-    return replace(
-        loaded,
-        data=_one_step_a_phase(loaded.data),
-        config=config.model_copy(
-            update={
-                "training": config.training.model_copy(update={"epochs": None, "max_steps": steps}),
-                "data": config.data.model_copy(update={"max_examples": max_examples}),
-                "schedule": config.schedule.model_copy(
-                    update={"warmup": min(warmup, 1) if isinstance(warmup, int) else warmup}
-                ),
-                "evaluation": config.evaluation.model_copy(
-                    update={"every": "epoch", "max_examples": validation, "early_stopping": None}
-                ),
-            }
-        ),
-    )
-
-
-def _one_step_a_phase(data: dict[str, Any]) -> dict[str, Any]:
-    block: dict[str, Any] = data.get("freeze_config") or {}
-    if not block.get("phases"):
-        return data
-    phases = [{**phase, "at": {"step": number}} for number, phase in enumerate(block["phases"], start=1)]
-    return {**data, "freeze_config": {**block, "phases": phases}}
-
-
-def _with_steps(plan: TrainabilityPlan, loaded: LoadedConfig, data: PreparedData) -> TrainabilityPlan:
-    """`plan` with the steps at which its phases begin, which must lie inside the run."""
-    return plan.place_phases(_steps_per_epoch(loaded, data), _num_steps(loaded, data))
-
-
-def _steps_per_epoch(loaded: LoadedConfig, data: PreparedData) -> int:
-    return math.ceil(len(data.train) / loaded.config.training.batch_size)
-
-
-def _num_steps(loaded: LoadedConfig, data: PreparedData) -> int:
-    training = loaded.config.training
-    return num_steps(len(data.train), training.batch_size, epochs=training.epochs, max_steps=training.max_steps)
-
-
-def _facts(
-    loaded: LoadedConfig, data: PreparedData, plan: TrainabilityPlan, *, notes: Sequence[str], loads_in: str = ""
-) -> dict[str, str]:
-    config = loaded.config
-    steps = _num_steps(loaded, data)
-    # A warm-up that does not fit is said now.
-    build_schedule(config.schedule, total_steps=steps, phases=plan.phases, origins=loaded.origins)
-    length = _length(loaded, len(data.train), steps)
-    rate = f"lr {config.learning_rate:g} {config.schedule.name}"
-    facts = {
-        "optimizer": _OPTIMIZERS.get(config.optimizer.name, config.optimizer.name),
-        "data": data.summary if loads_in else data.summary.partition(";")[0],  # `--data N` needs a tokenizer
-        **({"labels": data.label_summary} if data.label_summary else {}),
-        "steps": f"{steps:,} = {length}, {rate}; {_backward(plan)}",
-        **({"loads in": loads_in} if loads_in else {}),
-    }
-    notes = [*notes, *data.notes]
-    facts.update({f"note {index}" if index else "note": note for index, note in enumerate(notes)})
-    return facts
-
-
-def _length(loaded: LoadedConfig, num_examples: int, steps: int) -> str:
-    """What `steps` is equal to: `800 / 32 x 1 epoch`, `4 epochs x 13 (196 / 16 rounded up)`."""
-    training = loaded.config.training
-    if training.max_steps:
-        return f"{training.max_steps} (max_steps)"
-    count = training.epochs or 1
-    epochs = f"{count:g} epoch{'s' if count != 1 else ''}"
-    per_epoch, size = math.ceil(num_examples / training.batch_size), f"{num_examples:,} / {training.batch_size}"
-    divides = num_examples % training.batch_size == 0
-    product = f"{size} x {epochs}" if divides else f"{epochs} x {per_epoch:,} ({size} rounded up)"
-    return product if abs(per_epoch * count - steps) < 1e-6 else f"{product}, rounded up"
-
-
-_OPTIMIZERS = {
-    **{"adamw": "AdamW", "adam": "Adam", "nadam": "NAdam", "radam": "RAdam", "adamax": "Adamax", "sgd": "SGD"},
-    **{"rmsprop": "RMSprop", "adagrad": "Adagrad", "adadelta": "Adadelta", "adafactor": "Adafactor"},
-}
-_VLLM_MAX_RANK = 512  # the largest value that vLLM's --max-lora-rank takes
-
-
-def _forecast(loaded: LoadedConfig, meta: MetaModel, plan: TrainabilityPlan, **sizes: int) -> Forecast:
-    config = loaded.config
-    return plan.forecast(
-        **sizes,
-        optimizer=config.optimizer.name,
-        momentum=config.optimizer.momentum,
-        trained_as=trained_as(config.training),
-        tp_plan=getattr(meta.model, "_tp_plan", None) or None,  # transformers' own
-    )
-
-
-def _backward(plan: TrainabilityPlan) -> str:
-    """Where backward stops, in each phase that has it elsewhere than the one before."""
-    ends = [backward_reaches(plan.in_phase(index)) for index in range(len(plan.phases) + 1)]
-    places = [end for index, end in enumerate(ends) if index == 0 or end != ends[index - 1]]
-    return f"backward reaches {', then '.join(places)}"
-
-
-def _loads_in(assembly: Assembly, meta: MetaModel, plan: TrainabilityPlan, loaded: LoadedConfig) -> str:
-    if assembly.location.kind == "factory":
-        what = "the adapter in peft, on a model that the factory builds" if plan.peft else "no other tool by itself"
-        return f"frostline, with the factory at hand; {what}"
-    if not plan.peft:
-        return "transformers after `frostline export --to merged`; peft no (no adapter)"
-    prepare(
-        meta.model,
-        freeze_config=loaded.data.get("freeze_config"),
-        peft=method_of(loaded),
-        new=meta.new,
-        origins=loaded.origins,
-    )
-    plan = plan.in_phase(len(plan.phases))  # when all has trained that ever does
-    layout = plan_layout(meta.model, plan, task_type=assembly.task_type)
-    in_full = [path for path in plan.kept if plan.decisions[path].kind not in ("adapter", "rows")]
-    in_rows = [path for path in plan.kept if plan.decisions[path].kind == "rows"]
-    peft = f"peft without {len(layout.inexpressible)} tensors" if layout.inexpressible else "peft"
-    if any(note.startswith(OTHERWISE) for note in layout.notes):
-        peft = "peft no (shared modules are adapted)"
-    rank = int(layout.config["r"])
-    if in_full:
-        vllm = "vLLM no (modules trained in full)"
-    elif in_rows:
-        vllm = "vLLM no (trained rows)"
-    elif layout.inexpressible or rank > _VLLM_MAX_RANK:
-        vllm = "vLLM no " + (f"(rank above {_VLLM_MAX_RANK})" if rank > _VLLM_MAX_RANK else "(more than adapters)")
-    else:
-        vllm = "vLLM"
-    return f"{peft}, transformers after merge; {vllm}"
