@@ -98,6 +98,17 @@ def test_diff_takes_a_run_folder_and_its_plan(bench: Any, finished: Path) -> Non
     assert first["path"] == "bert.encoder.layer.0-1.attention.self.query.lora_A.default.weight"
 
 
+def test_plans_that_differ_in_a_phase_rate_alone_are_not_the_same(bench: Any) -> None:
+    for name, rate in (("one.yaml", 1e-3), ("two.yaml", 1e-4)):
+        phases = [{"at": {"step": 2}, "unfreeze_modules": ["query"], "lr": rate}]
+        bench.config(name, peft=None, freeze_config={"freeze_modules": ["bert"], "phases": phases})
+    record = json.loads(planned(bench, "one.yaml", "--diff", "two.yaml", "--json"))
+    assert record["digest"] == record["other_digest"]  # the same tensors train
+    assert record["same"] is False
+    assert [line["what"] for line in record["differences"]] == ["lr 0.001 -> 0.0001"]
+    assert json.loads(planned(bench, "one.yaml", "--diff", "one.yaml", "--json"))["same"] is True
+
+
 def test_diff_with_something_else_says_what_it_takes(bench: Any, finished: Path) -> None:
     bench.write("empty/.keep", "")
     bench.write("broken.json", "{")

@@ -118,7 +118,7 @@ def comparison(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, as_json: b
     if as_json:
         record = {
             "format_version": 1,
-            "same": ours["digest"] == theirs["digest"],
+            "same": not differences,
             "digest": ours["digest"],
             "other_digest": theirs["digest"],
             "differences": [
