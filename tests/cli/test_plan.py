@@ -100,7 +100,7 @@ def test_diff_takes_a_run_folder_and_its_plan(bench: Any, finished: Path) -> Non
 
 def test_plans_that_differ_in_a_phase_rate_alone_are_not_the_same(bench: Any) -> None:
     for name, rate in (("one.yaml", 1e-3), ("two.yaml", 1e-4)):
-        phases = [{"at": {"step": 2}, "unfreeze_modules": ["query"], "lr": rate}]
+        phases = [{"at": {"step": 1}, "unfreeze_modules": ["query"], "lr": rate}]
         bench.config(name, peft=None, freeze_config={"freeze_modules": ["bert"], "phases": phases})
     record = json.loads(planned(bench, "one.yaml", "--diff", "two.yaml", "--json"))
     assert record["digest"] == record["other_digest"]  # the same tensors train
