@@ -36,8 +36,9 @@ def apply_plan(plan: TrainabilityPlan, model: nn.Module) -> None:
     flags = {path: param.requires_grad for path, param in every.items()}
     flags.update(built_flags(model) or {})
     attach_plan(model, plan, flags)
-    for entry in plan.decisions.values():
-        set_trainable(params[entry.path], entry.trains)
+    decisions = plan.decisions
+    for path, param in params.items():  # not the decisions: what was tied when they were made may not be now
+        set_trainable(param, decisions[path].trains)
     carry_flags_over(model)
     hold_in_eval(model, plan.frozen_roots, modules=modules)
 
