@@ -171,8 +171,8 @@ def _place(error: BaseException) -> str:
 def _main_dtype(model: nn.Module) -> torch.dtype:
     """The dtype that most elements have; float32 for a model without floating-point parameters."""
     params = {id(param): param for param in read_model(model)[1].values() if param.is_floating_point()}.values()
-    dtypes = {param.dtype for param in params}
+    dtypes = dict.fromkeys(param.dtype for param in params)  # in the order of the model, where two are as frequent
     if len(dtypes) == 1:
-        return dtypes.pop()
+        return dtypes.popitem()[0]
     counts = {dtype: sum(param.numel() for param in params if param.dtype == dtype) for dtype in dtypes}
     return max(counts, key=lambda dtype: counts[dtype], default=torch.float32)

@@ -30,14 +30,16 @@ def apply_plan(plan: TrainabilityPlan, model: nn.Module) -> None:
     if len(set(map(id, every.values()))) < len(every):  # a tied one counts under its first name
         first = {id(param): path for path, param in reversed(every.items())}
         params = {path: param for path, param in every.items() if first[id(param)] == path}
+    entries = plan.decisions.values()
     if list(params) != list(plan.decisions):
         _require_same_names(params, plan.decisions)
+        entries = [plan.decisions[path] for path in params]  # what was tied when it was planned may not be now
     require_fitting_wrappers(plan, model, "plan.apply")
     flags = {path: param.requires_grad for path, param in every.items()}
     flags.update(built_flags(model) or {})
     attach_plan(model, plan, flags)
-    for entry in plan.decisions.values():
-        set_trainable(params[entry.path], entry.trains)
+    for param, entry in zip(params.values(), entries, strict=True):
+        set_trainable(param, entry.trains)
     carry_flags_over(model)
     hold_in_eval(model, plan.frozen_roots, modules=modules)
 

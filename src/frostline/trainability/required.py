@@ -43,7 +43,7 @@ def _dead_projections(tree: ModuleTree) -> Iterator[int]:
 
     Earlier releases of transformers build them for Gemma 3n and Gemma 4, and so do other packages' models.
     """
-    for index in (index for name in _PROJECTIONS for index in tree.modules_named.get(name, ())):
+    for index in sorted(index for name in _PROJECTIONS for index in tree.modules_named.get(name, ())):
         parent = tree.modules[index].parent
         if parent >= 0 and _shares_keys(tree, parent):
             yield index

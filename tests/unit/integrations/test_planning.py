@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from frostline.integrations.hf_models.no_values import NoValues
+from frostline.integrations.factory import _main_dtype
+from frostline.integrations.hf_models.no_values import MetaWithoutValues, NoValues
 
 PREAMBLE = """
 import sys
@@ -102,3 +105,22 @@ def test_no_values_keeps_shapes_and_dtypes() -> None:
     assert elsewhere.device.type == "cpu"
     with NoValues():
         assert torch.arange(3).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("mode", [NoValues, MetaWithoutValues])
+def test_no_values_leaves_what_else_is_said_of_numbers(mode: type[TorchFunctionMode]) -> None:
+    with torch.device("meta") if mode is NoValues else nullcontext(), mode():
+        given = torch.empty(5, dtype=torch.int64)
+        assert torch.arange(5, out=given) is given
+        numbers = torch.arange(5.0, requires_grad=True)
+    assert numbers.is_meta
+    assert numbers.requires_grad
+
+
+def test_the_first_of_two_dtypes_that_are_as_frequent_is_the_main_one() -> None:
+    """Not the first of a set, which is another one in each process."""
+    dtypes = [torch.float64, torch.float16, torch.bfloat16, torch.float32]
+    for first in dtypes:
+        others = [dtype for dtype in dtypes if dtype is not first]
+        layers = [nn.Linear(2, 2, dtype=dtype) for dtype in (first, *others)]
+        assert _main_dtype(nn.Sequential(*layers)) is first

@@ -109,6 +109,15 @@ def test_apply_refuses_a_model_of_other_parameters_and_changes_nothing() -> None
     assert all(param.requires_grad for param in model.parameters())
 
 
+def test_apply_gives_a_tensor_that_was_untied_since_the_decision_of_its_old_name() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    plan = resolve(model, freeze_config={"freeze_modules": [{"param": "*.weight"}]})
+    model[1].weight = nn.Parameter(torch.ones(2, 2))
+    plan.apply(model)
+    assert trained(model) == {"0.bias", "1.bias"}
+
+
 def test_applying_makes_the_plan_that_of_the_model_and_remembers_how_it_was_built() -> None:
     model = encoder()
     model.head.bias.requires_grad_(False)

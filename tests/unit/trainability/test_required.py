@@ -203,3 +203,11 @@ def test_the_table_is_right_about_a_real_sparse_attention() -> None:
 
 def test_every_row_of_the_table_has_a_reason() -> None:
     assert all(row.reason and row.rule.kind == "required" for row in REQUIREMENTS)
+
+
+def test_what_stays_frozen_is_named_in_the_order_of_the_model() -> None:
+    model = LM(said=[False, False, True, True])
+    plan = resolve(model, freeze_config={"unfreeze_modules": ["layers"]})
+    note = next(note for note in plan.notes if "8 parameters stay frozen" in note)
+    first = [f"layers.2.self_attn.{name}.weight" for name in DEAD]
+    assert f"({', '.join(first)}, layers.3.self_attn.k_proj.weight and 3 more)" in note

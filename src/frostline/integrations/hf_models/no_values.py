@@ -46,9 +46,9 @@ def _without_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         return func(*args, **kwargs)
     if getattr(func, "__module__", None) in ("torch.nn.init", "transformers.initialization"):
         return args[0] if args else kwargs["tensor"]
-    if func is torch.arange and str(kwargs.get("device")) == "meta":
+    if func is torch.arange and str(kwargs.get("device")) == "meta" and kwargs.get("out") is None:
         values = func(*args, **{**kwargs, "device": "cpu"})
-        return torch.empty(values.shape, dtype=values.dtype, device="meta")
+        return torch.empty(values.shape, dtype=values.dtype, device="meta", requires_grad=values.requires_grad)
     if func is torch.empty_like and args and args[0].is_meta and args[0].is_contiguous():
         defaults: dict[str, Any] = {"dtype": args[0].dtype, "device": "meta"}
         return torch.empty(args[0].shape, **{**defaults, **kwargs})
