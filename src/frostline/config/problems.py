@@ -215,7 +215,8 @@ def _fix_section(
         if on_command_line:
             return f"if you mean its {main_key}, write {join_keys((*keys, main_key))}={flow(value)}"
         return f"if you mean its {main_key}, write {name}: {{{main_key}: {flow(value)}}}"
-    return f"write a mapping, such as {name}: {{{main_key}: ...}}" if main_key else "write a mapping"
+    example = section.example or (f"{{{main_key}: ...}}" if main_key else None)
+    return f"write a mapping, such as {name}: {example}" if example else "write a mapping"
 
 
 def _assignment(keys: tuple[Key, ...], text: str, on_command_line: bool) -> str:

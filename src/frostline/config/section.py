@@ -63,6 +63,8 @@ class Section(BaseModel):
     """The field that plain text in place of the mapping means."""
     main_key: ClassVar[str | None] = None
     """The key to show to someone who wrote a plain value where this mapping belongs."""
+    example: ClassVar[str | None] = None
+    """What to show there instead, where one key does not say enough."""
 
     @classmethod
     def variant(cls, given: Any) -> type[Section]:

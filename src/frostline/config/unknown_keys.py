@@ -22,7 +22,7 @@ def unknown_key(section: type[Section], keys: tuple[Key, ...], value: Any, origi
     key = str(keys[-1])
     foreign = FOREIGN_KEYS.get(key) or FOREIGN_KEYS.get(key.replace("-", "_"))
     if foreign is not None:
-        return _foreign(foreign, key, value, origin)
+        return _foreign(foreign, section, keys, value, origin)
     what = f"unknown key `{join_keys(keys)}`"
     here = f"the keys here are {join_keys_of(section)}"
     names = [*section.model_fields, *section.aliases]
@@ -57,7 +57,8 @@ def snippet(keys: tuple[Key, ...], value: Any) -> str:
     return f"{keys[0]}: {text}"
 
 
-def _foreign(foreign: ForeignKey, key: str, value: Any, origin: Origin) -> Problem:
+def _foreign(foreign: ForeignKey, section: type[Section], keys: tuple[Key, ...], value: Any, origin: Origin) -> Problem:
+    key = str(keys[-1])
     tools = join_or(foreign.tools.split(", ")).replace(" or ", " and ")
     what = f"`{key}` is a key of {tools}, not of Frostline (its value is {show(value)})"
     if foreign.ours is None:
@@ -67,6 +68,10 @@ def _foreign(foreign: ForeignKey, key: str, value: Any, origin: Origin) -> Probl
     note = f"; {foreign.note}" if foreign.note else ""
     converted = foreign.convert(value) if foreign.convert is not None else None
     ours = tuple(foreign.ours.split("."))
+    if converted is not None and len(keys) > 2 and ours[-1] in section.model_fields:
+        # In an entry of a list, as a phase or a parameter group, that has a key of its own for it.
+        place = f"`{ours[-1]}` here; `{foreign.ours}` is that of the whole run"
+        return Problem(what, str(origin), f"Frostline's key is {place}{note}", f"rename `{key}` to `{ours[-1]}`")
     if converted is None and value is False and foreign.convert is not None:
         fix = f"remove `{key}`: false is what happens without it"
     elif converted is None:

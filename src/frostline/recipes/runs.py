@@ -25,6 +25,7 @@ from frostline.recipes.assembly import Assembly
 from frostline.recipes.config_checks import read_config
 from frostline.recipes.planning import PlannedRun, Say, plan_run
 from frostline.recipes.resuming import CONFIG_FILE, require_nothing_lost, require_same_config
+from frostline.recipes.row_use import check_rows
 from frostline.recipes.smoke import shorten
 from frostline.recipes.standing import describe_held_out
 from frostline.recipes.steps import method_of, total_steps, with_steps
@@ -126,6 +127,8 @@ def train_run(
     require_no_extra_state(held.model, plan.in_phase(len(plan.phases)))  # before training what could not be saved
     named_by = "name_or_path" if loaded.config.model.factory is None else "factory"
     assembly.recipe.check_model(held.model, loaded.origins.at("model", named_by))
+    for line in check_rows(held.model, plan, data.train.examples):
+        say(line)
     with RunFolder.open(folder or loaded.run_folder, mode) as run:
         try:
             resume_from = run.latest()

@@ -47,9 +47,14 @@ def frozen_new(stages: Sequence[Sequence[Decision]], rules: FreezeRules) -> list
             f"frozen by {frozen[0].rule}",
             "write freeze_modules with selectors that leave it out, in place of the legacy key"
             if is_legacy_rule
-            else "take it out of freeze_modules, or set `allow_frozen_new: true` to keep it random and saved",
+            else f"{_thaw(frozen)}, or set `allow_frozen_new: true` to keep it random and saved",
         )
     ]
+
+
+def _thaw(frozen: Sequence[Decision]) -> str:
+    modules = list(dict.fromkeys(entry.path.rpartition(".")[0] or entry.path for entry in frozen))
+    return f"take it out of freeze_modules, name it in unfreeze_modules ({', '.join(modules[:_MAX_NAMES])})"
 
 
 def _frozen_new(stages: Sequence[Sequence[Decision]]) -> list[Decision]:

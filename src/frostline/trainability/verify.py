@@ -87,11 +87,18 @@ def _optimizer_differences(
         if count > 1:
             lines.append(f"{path or 'a tensor'}: {count} times in the optimizer")
     lines.extend(
-        f"{path}: trains, but is not in the optimizer"
+        f"{path}: {_not_held(plan, path)}"
         for path in plan.ever_trained
         if path in params and id(params[path]) not in held
     )
     return lines
+
+
+def _not_held(plan: TrainabilityPlan, path: str) -> str:
+    if plan.decisions[path].trains:
+        return "trains, but is not in the optimizer"
+    phase = next(index for index in range(len(plan.phases) + 1) if path in plan.in_phase(index).trainable)
+    return f"trains in phase {phase} (the optimizer holds plan.ever_trained from the start), but is not in it"
 
 
 def _word(trains: bool) -> str:

@@ -421,3 +421,17 @@ def test_a_misspelt_key_of_a_phase_is_one_problem() -> None:
     with pytest.raises(ConfigError, match=r"unknown key `freeze_config\.phases\[0\]\.freeze`") as caught:
         load_config(BASE | {"freeze_config": {"phases": [{"at": {"step": 2}, "freeze": "bert"}]}})
     assert len(caught.value.problems) == 1
+
+
+def test_a_foreign_key_in_an_entry_with_a_key_of_its_own_is_renamed_there(tmp_path: Path) -> None:
+    text = (
+        "recipe: sequence_classification\nmodel: m\ndata: {train: d}\n"
+        "freeze_config: {phases: [{at: 10, learning_rate: 0.1}]}\n"
+        "optimizer: {groups: [{select: classifier, learning_rate: 0.1}]}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    fixes = [problem.fix for problem in caught.value.problems]
+    assert fixes.count("rename `learning_rate` to `lr`") == 2, fixes
+    assert "write a mapping, such as at: {epoch: 1} or {step: 500}" in fixes
+    assert not any("optimizer: {lr" in fix for fix in fixes)

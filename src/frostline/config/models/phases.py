@@ -22,7 +22,7 @@ def as_tuple(value: Any) -> Any:
 class PhaseStartConfig(Section):
     """When a phase comes into force: one of the two."""
 
-    main_key: ClassVar[str | None] = "epoch"
+    example: ClassVar[str | None] = _EXAMPLE
 
     epoch: float | None = Field(
         default=None, gt=0, description="After so many passes over the training examples, rounded up to whole steps."

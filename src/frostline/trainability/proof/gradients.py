@@ -17,6 +17,7 @@ from frostline.errors import Problem, TrainingError
 from frostline.trainability.agreement import Agreement
 from frostline.trainability.proof.largest import largest
 from frostline.trainability.proof.trained_modules import group_by_module
+from frostline.tree import TRAINED_ROWS
 
 if TYPE_CHECKING:
     from frostline.trainability.plan import TrainabilityPlan
@@ -121,13 +122,25 @@ def no_gradient(missing: Sequence[str], step: int) -> Problem:
 
 def no_gradient_in_an_epoch(paths: Sequence[str], done: int) -> Problem:
     """The fault of conditional tensors that no batch of a whole epoch reached."""
+    rows = [path for path in paths if path.rpartition(".")[2] == TRAINED_ROWS]
+    others = [path for path in paths if path not in rows]
+    advice: list[str] = []
+    if others:
+        advice.append(
+            f"freeze what no batch reaches:\n{freeze_block(others)}\n"
+            "or give it data (a modality that the examples lack, a router that never chooses it)"
+        )
+    if rows:
+        advice.append(
+            f"remove the entry with `rows` that gives {shorten_names(rows)}, name rows that the data uses, or add such "
+            "data"
+        )
+    count = f"{len(paths)} conditional tensor{'s' if len(paths) > 1 else ''}"
     return Problem(
-        f"{len(paths)} conditional tensors got no gradient in {done} steps, which is a whole epoch: "
-        f"{shorten_names(paths)}",
+        f"{count} got no gradient in {done} steps, which is a whole epoch: {shorten_names(paths)}",
         "the end of the first epoch",
         "that each of them has a gradient in some step of an epoch",
-        f"freeze what no batch reaches:\n{freeze_block(paths)}\n"
-        "or give it data (a modality that the examples lack, a router that never chooses it)",
+        "\n".join(advice),
     )
 
 

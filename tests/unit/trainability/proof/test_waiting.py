@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from frostline import LoRA, prepare
 from frostline.errors import PlanMismatchError, TrainingError
 from frostline.trainability import Prover, TrainabilityPlan
+from frostline.trainability.proof.gradients import no_gradient_in_an_epoch
 
 from ..conftest import optimizer_of
 
@@ -100,7 +101,7 @@ def test_an_expert_without_gradient_in_a_whole_epoch_is_an_error_before_the_last
     run(model, optimizer, prover, [0, 1, 0])
     before = [param.detach().clone() for param in model.parameters()]
     with pytest.raises(
-        TrainingError, match=r"conditional tensors got no gradient in 4 steps(.|\n)*choices\.2"
+        TrainingError, match=r"conditional tensors? got no gradient in 4 steps(.|\n)*choices\.2"
     ) as caught:
         run(model, optimizer, prover, [1], first=3)
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
@@ -206,3 +207,13 @@ def pasted(message: str) -> list[str]:
         elif blocks and line.startswith("  "):
             blocks[-1] += "\n" + line
     return blocks
+
+
+def test_rows_that_no_batch_reaches_are_no_business_of_a_router() -> None:
+    fault = no_gradient_in_an_epoch(["embed.trained_rows"], 7)
+    assert fault.what.startswith("1 conditional tensor got no gradient in 7 steps")
+    assert "remove the entry with `rows`" in fault.fix
+    assert "freeze" not in fault.fix
+    both = no_gradient_in_an_epoch(["embed.trained_rows", "experts.1.weight"], 7)
+    assert '{param: "experts.1.weight"}' in both.fix
+    assert 'trained_rows"}' not in both.fix
