@@ -220,7 +220,7 @@ def test_ctrl_c_in_a_real_process_keeps_the_newest_checkpoint(bench: Any, reposi
         assert time.monotonic() < limit, "no checkpoint in 90 s"
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=240)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert "--resume" in err

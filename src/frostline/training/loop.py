@@ -24,7 +24,6 @@ from frostline.training.cadence import is_due
 from frostline.training.device import resolve_device
 from frostline.training.evaluation import evaluate, scalars
 from frostline.training.gradient_checkpointing import enable_gradient_checkpointing
-from frostline.training.interrupts import remembered_interrupts
 from frostline.training.metrics_log import truncate_to
 from frostline.training.optimizer import build_optimizer
 from frostline.training.phases import enter_phase_of, switch_phase
@@ -157,10 +156,7 @@ def train(
     report: Any = None
     proof = ""
     set_training_mode(model, plan)
-    with (
-        Reporter(view, run.path / METRICS_FILE, trackers, task.unit) as reporter,
-        remembered_interrupts() as interrupts,
-    ):
+    with Reporter(view, run.path / METRICS_FILE, trackers, task.unit) as reporter:
         evaluation = config.evaluation
         if watch and validation_examples and evaluation.at_start and evaluation.every != "never" and not state.done:
             started = time.perf_counter()
@@ -168,7 +164,6 @@ def train(
             seconds = time.perf_counter() - started
             reporter.evaluation(0, 0.0, scalars(metrics), is_best=False, seconds=seconds)
         while state.done < total_steps and not state.stopped_early:
-            interrupts.check()
             started, step = time.perf_counter(), state.done
             model, plan, prover = switch_phase(step, model, plan, prover, reporter.line)
             lr = schedule.set_learning_rates(optimizer, step)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from torch import nn
 from frostline.checkpoint import RunFolder, load_checkpoint
 from frostline.errors import CheckpointError, ConfigError, PlanMismatchError, TrainingError
 from frostline.training import read_metrics
-from frostline.training.interrupts import remembered_interrupts
 from frostline.tree import canonical_named_parameters
 
 
@@ -325,34 +322,3 @@ def test_a_bar_on_a_terminal(toy: Any):
 def test_the_checkpoint_cadence_and_keep(toy: Any):
     outcome = toy.train(training={"max_steps": 7}, num_validation=0, checkpoint={"every": 2, "keep": 2})
     assert [path.name for path in RunFolder.read(outcome.path).checkpoints()] == ["step-000006", "step-000007"]
-
-
-def test_ctrl_c_that_a_library_swallows_ends_the_run_after_the_step(toy: Any, monkeypatch: Any):
-    from frostline.training import loop
-
-    original, calls = loop.gradient_norm, []
-
-    def swallowing(optimizer: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 2:
-            with suppress(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
-        return original(optimizer)
-
-    monkeypatch.setattr(loop, "gradient_norm", swallowing)
-    with pytest.raises(KeyboardInterrupt):
-        toy.train(training={"max_steps": 20})
-    assert len(calls) == 2
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_somebody_elses_handler_of_ctrl_c_stays(toy: Any):
-    seen: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
-    try:
-        with remembered_interrupts() as interrupts:
-            signal.raise_signal(signal.SIGINT)
-            interrupts.check()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert seen == [signal.SIGINT]
