@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,7 @@ def test_ctrl_c_in_a_real_process_keeps_the_newest_checkpoint(bench: Any, reposi
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # where the tests run in the background
     )
     run, limit = bench.folder / "run", time.monotonic() + 90
     while not (run / "checkpoints/latest").exists():
