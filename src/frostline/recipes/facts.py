@@ -10,7 +10,8 @@ from frostline.checkpoint import plan_layout
 from frostline.checkpoint.peft_layout import OTHERWISE
 from frostline.config.load import LoadedConfig
 from frostline.preparation import prepare
-from frostline.recipes.steps import method_of, total_steps
+from frostline.recipes.method import method_of
+from frostline.recipes.steps import total_steps
 from frostline.trainability import TrainabilityPlan
 from frostline.trainability.screen.backward import backward_reaches
 from frostline.training.schedule import build_schedule

@@ -12,8 +12,9 @@ from frostline.preparation import resolve
 from frostline.recipes.assembly import Assembly, assemble
 from frostline.recipes.factory_models import count_data, factory_of, lacking, refuse_lacking
 from frostline.recipes.facts import facts_of, loads_in
+from frostline.recipes.method import method_of
 from frostline.recipes.registry import find_recipe
-from frostline.recipes.steps import method_of, steps_per_epoch, total_steps, with_steps
+from frostline.recipes.steps import steps_per_epoch, total_steps, with_steps
 from frostline.trainability import Forecast, TrainabilityPlan, parse_freeze_config
 from frostline.trainability.phases.phase import placing_problems
 from frostline.training.best import require_metric

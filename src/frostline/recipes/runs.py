@@ -23,12 +23,13 @@ from frostline.integrations.hf_models.load import LoadedModel
 from frostline.preparation import prepare
 from frostline.recipes.assembly import Assembly
 from frostline.recipes.config_checks import read_config
+from frostline.recipes.method import method_of
 from frostline.recipes.planning import PlannedRun, Say, plan_run
 from frostline.recipes.resuming import CONFIG_FILE, require_nothing_lost, require_same_config
 from frostline.recipes.row_use import check_rows
 from frostline.recipes.smoke import shorten
 from frostline.recipes.standing import describe_held_out
-from frostline.recipes.steps import method_of, total_steps, with_steps
+from frostline.recipes.steps import total_steps, with_steps
 from frostline.trainability import TrainabilityPlan
 
 if TYPE_CHECKING:

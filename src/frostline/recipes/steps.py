@@ -1,25 +1,16 @@
-"""What a config and its data come to: the number of steps, the steps of phases, the PEFT method."""
+"""How many optimizer steps a config and its data come to, and where in them phases begin."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from frostline.adapters import PEFT, parse_method
 from frostline.config.load import LoadedConfig
 from frostline.trainability import TrainabilityPlan
 from frostline.training.batches import num_steps
 
 if TYPE_CHECKING:
     from frostline.recipes.recipe import PreparedData
-
-
-def method_of(loaded: LoadedConfig) -> PEFT | None:
-    """The PEFT method of the config, its initial values seeded by `training.seed`; None without a `peft` block."""
-    block = loaded.data.get("peft")
-    if block is None:
-        return None
-    return parse_method(block, loaded.origins.below("peft")).seeded(loaded.config.training.seed)
 
 
 def with_steps(plan: TrainabilityPlan, loaded: LoadedConfig, data: PreparedData) -> TrainabilityPlan:
